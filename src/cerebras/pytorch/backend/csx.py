@@ -1,0 +1,166 @@
+"""The CSX backend: the step captured whole, compiled once, run by the embedded appliance."""
+
+import logging
+import sys
+import weakref
+from pathlib import Path
+
+import torch
+
+from .base import Backend, BackendType
+
+logger = logging.getLogger("cerebras.pytorch")
+
+
+class CSXBackend(Backend):
+    """Captures, compiles and runs steps.
+
+    Args:
+        artifact_dir: where reports and run artefacts go. Default: `cerebras_logs` in the working directory.
+        compile_dir: cache of compiled steps. Default: /opt/cerebras/cached_compile where it exists and is writable,
+            else the user's cache directory.
+        compile_only: trace and compile one iteration; keep no values, run nothing.
+        validate_only: trace one iteration; keep no values, compile and run nothing.
+        drop_data: keep no initial values; a checkpoint must give every state tensor its value.
+        max_checkpoints: keep only the newest N checkpoints that this run saves.
+        log_initialization: log the replay of deferred initialisation.
+        retrace_every_iteration: run the body at every iteration and report the first difference in the graph.
+        use_cs_grad_accum: release 2.0's switch for gradient accumulation inside the compiled step; recorded in the
+            report, without effect, since the embedded appliance runs the whole batch at once.
+        cluster_config: a ClusterConfig; the embedded appliance is one box.
+    """
+
+    backend_type = BackendType.CSX
+
+    def __init__(
+        self,
+        artifact_dir=None,
+        compile_dir=None,
+        compile_only: bool = False,
+        validate_only: bool = False,
+        drop_data: bool = False,
+        max_checkpoints: int | None = None,
+        log_initialization: bool = True,
+        retrace_every_iteration: bool | None = None,
+        use_cs_grad_accum: bool = False,
+        cluster_config=None,
+    ):
+        from .. import backends
+        from ..core import device, tensor
+        from ..core.compiler import default_compile_dir
+        from ..storage import register_tensor_resolver, set_lazy_creation
+
+        flags = {
+            "compile_only": compile_only, "validate_only": validate_only, "drop_data": drop_data,
+            "log_initialization": log_initialization, "use_cs_grad_accum": use_cs_grad_accum,
+        }  # fmt: skip
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, not {value!r}")
+        self.torch_device = device.csx()
+        super().__init__(artifact_dir, max_checkpoints, cluster_config)
+        if retrace_every_iteration is not None:
+            backends.csx.debug.retrace_every_iteration = retrace_every_iteration
+        self.compile_only, self.validate_only = compile_only, validate_only
+        self.drop_data = drop_data or backends.csx.debug.drop_data
+        self.use_cs_grad_accum = use_cs_grad_accum
+        self.compile_dir = Path(compile_dir) if compile_dir is not None else default_compile_dir()
+        self.is_e2e_execution = not (compile_only or validate_only)
+        self.modules: list[weakref.ref] = []
+        self.steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self.reports: list = []
+        self.pending_cells: list = []
+        tape = tensor.tape
+        tape.log = log_initialization and backends.csx.debug.log_initialization
+        tape.validating = not self.is_e2e_execution
+        if tape.validating or self.drop_data:
+            tape.mode = "drop"
+        else:
+            tape.mode = "defer" if backends.csx.debug.lazy_initialization else "now"
+        register_tensor_resolver(_value_for_checkpoint)
+        set_lazy_creation(_creates_lazily)
+
+    def _check_cluster_config(self, config):
+        config = super()._check_cluster_config(config)
+        if config is not None and config.num_csx > 1:
+            raise NotImplementedError(
+                f"num_csx={config.num_csx}: the embedded appliance is one box, and running over several is not built "
+                "yet.\n  Instead: ClusterConfig(num_csx=1)"
+            )
+        return config
+
+    @property
+    def is_tracing(self) -> bool:
+        from ..core import tensor
+
+        return tensor.active_recorder is not None
+
+    @property
+    def retrace_every_iteration(self) -> bool:
+        from .. import backends
+
+        return backends.csx.debug.retrace_every_iteration
+
+    def to_cpu(self, tensor):
+        return tensor.detach().cpu()
+
+    def setup_model(self, model):
+        from ..core.transfer import move_to_csx
+
+        move_to_csx(model)
+        self.modules.append(weakref.ref(model))
+        post = getattr(model, "_post_device_transfer", None)
+        if callable(post):
+            post()
+        return model
+
+    def send_batch(self, batch):
+        from ..core.transfer import send
+
+        return send(batch)
+
+    def run_step(self, key, fn, args, kwargs):
+        """One call of a traced function. `key` identifies the function, also when it is a method of several objects."""
+        from ..core.execution import run_step
+
+        return run_step(self, key, fn, args, kwargs)
+
+    def end_step(self, executor):
+        for cell in self.pending_cells:
+            cell.status = "resolved"
+        self.pending_cells.clear()
+        if self.is_e2e_execution:
+            from ..core import tensor
+
+            if any(record is not None for record in tensor.tape.records) and self.steps:
+                tensor.tape.replay()
+
+    def live_modules(self) -> list[torch.nn.Module]:
+        return [m for m in (ref() for ref in self.modules) if m is not None]
+
+    def end_execution(self, executor):
+        super().end_execution(executor)
+        if not self.is_e2e_execution and executor.finished:
+            mode = "validated" if self.validate_only else "compiled"
+            if not self.reports:
+                raise RuntimeError(
+                    f"Nothing was {mode}: no function decorated with @cstorch.trace was called in the loop."
+                )
+            for report in self.reports:
+                print(report.text(), file=sys.stdout, flush=True)
+            print(f"The step was {mode} without errors.", flush=True)
+
+
+def _value_for_checkpoint(t):
+    from ..core.tensor import CsxTensor, read
+
+    return read(t, "save").detach().cpu() if isinstance(t, CsxTensor) else None
+
+
+def _creates_lazily() -> bool:
+    from . import current_backend_impl
+
+    backend = current_backend_impl(raise_exception=False)
+    return backend is not None and backend.is_csx
+
+
