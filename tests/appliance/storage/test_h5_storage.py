@@ -65,11 +65,11 @@ def test_overwrite_replaces_only_when_complete(tmp_path):
 def test_many_entries_and_long_metadata(tmp_path):
     with H5Writer(tmp_path / "a.mdl") as writer:
         writer.write_attribute("__version__", 0.5)
-        for index in range(3000):
+        for index in range(10_000):
             writer.write_metadata(f"layer.{index}", {"text": "x" * 500})
         writer.write_metadata("long", {"text": "y" * 300_000})
     reader = H5Reader(tmp_path / "a.mdl")
-    assert len(reader.keys()) == 3001 and len(reader.metadata("long")["text"]) == 300_000
+    assert len(reader.keys()) == 10_001 and len(reader.metadata("long")["text"]) == 300_000
 
 
 def test_an_array_whose_name_is_a_group(tmp_path):

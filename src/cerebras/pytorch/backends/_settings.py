@@ -162,7 +162,8 @@ class DebugArgs:
     def __deepcopy__(self, memo: dict) -> "DebugArgs":
         return DebugArgs(**self.as_dict())
 
-    __copy__ = lambda self: self.__deepcopy__({})  # noqa: E731
+    def __copy__(self) -> "DebugArgs":
+        return self.__deepcopy__({})
 
     def __reduce__(self):
         return _debug_args_from, (self.as_dict(),)

@@ -10,6 +10,7 @@ Notes:
 """
 
 import contextlib
+import functools
 import operator
 import weakref
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import device as dev
@@ -46,6 +48,21 @@ class GraphInput:
     path: int | None = None
 
 
+class _Calls(TorchFunctionMode):
+    """Knows which torch function Python is calling, to tell a tensor that the user makes from one that an op makes."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        outer, self.recorder.calling = self.recorder.calling, func
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.recorder.calling = outer
+
+
 class Recorder(TorchDispatchMode):
     """Writes the operations that run under it into `graph`.
 
@@ -67,6 +84,7 @@ class Recorder(TorchDispatchMode):
         self._leaves: dict[int, torch.Tensor] = {}
         self.born_gradients: dict[int, torch.Tensor] = {}
         self._hooks: list = []
+        self.calling = None  # the torch function that Python is in
         self.host_ops = None  # lifting.HostCounters while a user's body runs
         self._constants: dict[int, torch.Tensor] = {}
         self._host: dict[int, CsxTensor] = {}
@@ -184,6 +202,9 @@ class Recorder(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in func.tags
         symbolic = _has_symbol(args) or _has_symbol(kwargs.values())
         if not (has_csx or to_csx or random or symbolic or self.verbatim):
+            if not tensors and self.calling not in _constructors():
+                # made by the operation itself, with the options of its input: on the input's device
+                return self._record(func, args, kwargs, tensors, True)
             if all(id(t) in self._constants for t in tensors):
                 out = func(*args, **kwargs)
                 return tensor_module.map_tensors(self.mark_constant, out)
@@ -323,6 +344,14 @@ class Recorder(TorchDispatchMode):
         return None if node is self.graph._root else node
 
 
+@functools.cache
+def _constructors() -> frozenset:
+    """torch's functions that make tensors."""
+    from torch.utils._device import _device_constructors
+
+    return frozenset(_device_constructors())
+
+
 def _has_symbol(values) -> bool:
     return any(isinstance(v, _SYM) or (isinstance(v, (list, tuple)) and _has_symbol(v)) for v in values)
 
@@ -343,7 +372,7 @@ def recording(recorder: Recorder):
         raise StaticGraphError("A traced step was called inside another traced step.", "trace the outer one only")
     tensor_module.active_recorder = recorder
     try:
-        with recorder:
+        with _Calls(recorder), recorder:
             yield recorder
     finally:
         tensor_module.active_recorder = None

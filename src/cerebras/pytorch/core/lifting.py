@@ -117,12 +117,12 @@ class HostCounters:
         self.members: dict[Leaf, list[torch.Tensor]] = {}
         self.undo: list = []
 
-    def add(self, optimizer, key: str, tensor: torch.Tensor) -> None:
-        """Registers one counter; equal ones of one optimizer share a leaf."""
+    def add(self, optimizer, group: int, key: str, tensor: torch.Tensor) -> None:
+        """Registers one counter; equal ones of one parameter group share a leaf."""
         if id(tensor) in self.current:
             return
         value = tensor.item()
-        kind = (id(optimizer), key, value, tensor.dtype)
+        kind = (id(optimizer), group, key, value, tensor.dtype)
         node = self.classes.get(kind)
         if node is None:
             node = self.scalars.leaf(f"{type(optimizer).__name__}.state[...][{key!r}]", value, None, volatile=True)
@@ -491,14 +491,15 @@ class Lifter:
             group.update(lifted)
             saved.append(("group", group, original, lifted))
         classes = {}
+        group_of = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
         for p, entries in optimizer.state.items():
             original, lifted = {}, {}
             for key, value in entries.items():
                 if isinstance(value, torch.Tensor):
                     if not isinstance(value, CsxTensor) and value.numel() == 1:
-                        self.counters.add(optimizer, key, value)
+                        self.counters.add(optimizer, group_of.get(p, 0), key, value)
                 elif as_number(value):
-                    kind = (key, type(value), value)
+                    kind = (group_of.get(p, 0), key, type(value), value)
                     if kind not in classes:
                         first = lambda e=entries, k=key: e[k]  # noqa: E731
                         label = f"{name}.state[...][{key!r}]"

@@ -344,8 +344,7 @@ class CapturedStep:
             if real is None:
                 real = tensor_module.resolve(leaf._cell)
             inputs[i] = real
-        with torch.no_grad():
-            return self.compiled.call(inputs)
+        return self.compiled.call(inputs)
 
     def results(self, fetched):
         """What the traced function returns in this iteration, and the cells that become readable at its end."""

@@ -29,7 +29,9 @@ def register_visit_fn(*types: type) -> Callable[[Callable[[Any], Visit]], Callab
         ValueError: a type that has a function already; call `unregister_visit_fn` first.
     """
     if not types or not all(isinstance(kind, type) for kind in types):
-        raise TypeError(f"register_visit_fn takes one or more classes, got {types!r}. Write @register_visit_fn(MyBatch).")
+        raise TypeError(
+            f"register_visit_fn takes one or more classes, got {types!r}. Write @register_visit_fn(MyBatch)."
+        )
 
     def register(fn):
         if not callable(fn):

@@ -149,3 +149,20 @@ def test_a_missing_directory_is_said():
 def test_utils_alone_does_not_import_tensorboard():
     code = "import sys, cerebras.pytorch.utils; sys.exit('tensorboard' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_a_step_a_scalar_gets_the_iteration_of_the_running_executor(tmp_path):
+    code = f"""
+import torch
+import cerebras.pytorch as cstorch
+from cerebras.pytorch.utils.tensorboard import SummaryReader, SummaryWriter
+
+cstorch.backend("CPU", artifact_dir={str(tmp_path / "artifacts")!r})
+loader = cstorch.utils.data.DataLoader(lambda: [torch.zeros(2, 1)] * 3)
+with SummaryWriter(log_dir={str(tmp_path / "log")!r}) as writer:
+    for batch in cstorch.utils.data.DataExecutor(loader, num_steps=3):
+        writer.add_scalar("loss", 1.0)
+print([event.step for event in SummaryReader({str(tmp_path / "log")!r}).read_scalar("loss")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[0, 1, 2]", done.stderr

@@ -77,7 +77,9 @@ def _check(spec: Any, path: str) -> None:
     children = _children(spec, path)
     if children is not None:
         if not children:
-            raise ValueError(f"SyntheticDataset: {path} is an empty {type(spec).__name__}. Put a leaf in, or remove it.")
+            raise ValueError(
+                f"SyntheticDataset: {path} is an empty {type(spec).__name__}. Put a leaf in, or remove it."
+            )
         for where, child in children:
             _check(child, where)
     elif not callable(spec):

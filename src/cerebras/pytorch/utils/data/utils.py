@@ -4,7 +4,6 @@ API pages: cerebras.pytorch.utils.data.DataExecutor (`checkpoint_steps`), cerebr
 """
 
 import bisect
-import math
 import operator
 import warnings
 from collections.abc import Iterator
@@ -122,7 +121,9 @@ class Schedule:
     def __post_init__(self):
         self.intervals = list(self.intervals)
         if not self.intervals:
-            raise ValueError("Schedule: no intervals. Give at least one Schedule.Range, or None in place of a schedule.")
+            raise ValueError(
+                "Schedule: no intervals. Give at least one Schedule.Range, or None in place of a schedule."
+            )
         for position, interval in enumerate(self.intervals):
             if not isinstance(interval, Schedule.Range):
                 raise TypeError(
@@ -268,7 +269,7 @@ def compute_num_steps(
             "or num_steps in place of num_epochs, or define __len__."
         )
     else:
-        total = math.ceil(num_epochs * batches / grad_accum_steps)
+        total = -(-num_epochs * batches // grad_accum_steps)  # rounded up
     return total if remaining is None else min(total, remaining)
 
 

@@ -24,7 +24,9 @@ from .writer import TENSORS as TENSOR_DIRECTORY
 _TEXT_SUFFIX = "/text_summary"
 # Everything: tensorboard's own limits silently drop all but a sample of the events.
 _KEEP_ALL = {kind: 0 for kind in (SCALARS, TENSORS, HISTOGRAMS, COMPRESSED_HISTOGRAMS)}
-_FILE = re.compile(r"(?P<step>\d+)\.(?P<second>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d{1,9}))?(?:\+00:00|Z)?\.pt")
+_FILE = re.compile(
+    r"(?P<step>\d+)\.(?P<second>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d{1,9}))?(?:\+00:00|Z)?\.pt"
+)
 
 
 @dataclass(frozen=True, eq=False)
