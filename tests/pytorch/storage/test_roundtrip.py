@@ -164,7 +164,7 @@ def test_keys_that_collide_or_that_hdf5_would_change(trip, obj):
 
 
 def test_what_version_05_holds_is_written_without_the_extension(tmp_path):
-    obj = {"a.b": torch.ones(2), "c/d": [1, "s", None, np.arange(3)], 1: {True: 2.0}, "nt": Point(1, 2), "s": {1}}
+    obj = {"a.b": torch.ones(2), "c/d": [1, "s", None, np.arange(3)], 1: {True: 2.0}, "s": {1}}
     storage.save(obj, tmp_path / "a.mdl")
     assert extension_of(tmp_path / "a.mdl") is None
     storage.save({"a": torch.ones(1, dtype=torch.int8)}, tmp_path / "b.mdl")

@@ -4,8 +4,9 @@ What the writer promises:
 1. The final name is either absent, the previous file, or a complete file. Data go to `<path>.<8 hex>.tmp` in the same
    directory; `__SUCCESS__` is written after the data have been synced; then the file is synced, linked or renamed to
    its final name and the directory is synced.
-2. Array bytes go from the caller's memory to the file with `pwrite`: no copy, and an error of the operating system
-   (disk full) keeps its errno.
+2. Array bytes go to the file with `pwrite`, a MiB at a time through a small buffer: an error of the operating system
+   (disk full) keeps its errno, and the checksum is of the bytes that were written even if the array changes meanwhile.
+   One call for 10 MB took 15 times as long as ten for 1 MB, and two threads no less than one (ext4, Linux 6).
 3. The writer holds an flock on its temporary file. A temporary file that nobody holds is the remains of a killed
    process; the next writer in the directory names it in a warning and removes it.
 
@@ -14,6 +15,7 @@ What the reader promises:
 2. Contiguous data are read at their file offset with `preadv` into the caller's memory.
 3. Every read first compares inode, size and modification time with those at opening. A deleted file can still be read.
 4. Nothing outside the file is followed: external links, external raw data and virtual datasets are refused.
+5. The metadata are compared with their digest at opening, and data with their checksum whenever an array is read whole.
 """
 
 import errno
@@ -31,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from .base_storage import MissingFileError, StorageDeleter, StorageError, StorageReader, StorageWriter
+from .checksum import DataChecksum, digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +42,14 @@ VERSION_ATTR = "__version__"
 SUCCESS_ATTR = "__SUCCESS__"
 SPEC_ATTR = "__spec__"
 METADATA_SUFFIX = ".__metadata__"
+CHECKSUMS_ATTR = "__cstorch_checksums__"  # JSON: array -> checksum
+DIGEST_ATTR = "__cstorch_digest__"  # of all other root attributes but __SUCCESS__
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
-_IO_CHUNK = 1 << 30  # one pwrite/preadv moves at most 2 GiB - 4 KiB on Linux
+_IO_CHUNK = 1 << 20  # fits the second-level cache, so that the checksum costs no second pass over memory
+COMPRESSIONS = ("lz4", "zstd")
+_COMPRESSED_CHUNK = 1 << 20
 
 
 def is_local_path(path) -> bool:
@@ -112,15 +119,23 @@ class H5Writer(StorageWriter):
     Args:
         path: the final name.
         overwrite: replace an existing file when complete. By default it is an error.
+        compression: "lz4" or "zstd" for arrays of 64 KiB and more; None writes them as they are.
 
     Raises:
+        ValueError: an unknown compression.
         FileNotFoundError: the directory does not exist.
         FileExistsError: the file exists and `overwrite` is false; raised at commit too, if it came into being meanwhile.
     """
 
-    def __init__(self, path: str | os.PathLike, overwrite: bool = False):
+    def __init__(self, path: str | os.PathLike, overwrite: bool = False, compression: str | None = None):
+        if compression is not None and compression not in COMPRESSIONS:
+            raise ValueError(f"compression must be None, 'lz4' or 'zstd', not {compression!r}")
         self.path = os.path.abspath(os.fspath(path))
         self.overwrite = overwrite
+        self.compression = compression
+        self._attributes: dict[str, Any] = {}
+        self._checksums: dict[str, str] = {}
+        self._buffer: np.ndarray | None = None
         self._file = self._fd = None
         directory = os.path.dirname(self.path)
         if not os.path.isdir(directory):
@@ -178,32 +193,64 @@ class H5Writer(StorageWriter):
             raise
 
     def write_attribute(self, name: str, value: Any) -> None:
-        """Writes a root attribute: str, bool, int, float or a numpy array."""
+        """Writes a root attribute: str, bool, int or float."""
         self._types.write(self._file.id, name, value)
+        self._attributes[name] = value
 
     def write_metadata(self, key: str, metadata: dict) -> None:
         """Writes the JSON metadata of the leaf `key`."""
-        self._types.write(self._file.id, key + METADATA_SUFFIX, json.dumps(metadata))
+        self.write_attribute(key + METADATA_SUFFIX, json.dumps(metadata))
 
     def write_array(self, key: str, array: np.ndarray, attributes: dict[str, Any] | None = None) -> None:
-        """Writes `array` as the dataset `key`, contiguous and unfiltered, from its own memory when C-contiguous."""
+        """Writes `array` as the dataset `key`: contiguous and unfiltered, or compressed in chunks."""
         import h5py
 
         array = np.asarray(array, order="C")
         space = h5py.h5s.create_simple(array.shape) if array.ndim else h5py.h5s.create(h5py.h5s.SCALAR)
         kind = h5py.h5t.py_create(array.dtype, logical=True)
-        dataset = h5py.h5d.create(self._file.id, key.encode(), kind, space, self._plist, self._links)
+        compressed = self.compression is not None and array.ndim and array.nbytes >= 1 << 16
+        plist = self._compressed_plist(array) if compressed else self._plist
+        dataset = h5py.h5d.create(self._file.id, key.encode(), kind, space, plist, self._links)
         for name, value in (attributes or {}).items():
             self._types.write(dataset, name, value)
         if array.size == 0:
             return
-        offset = dataset.get_offset()
-        if offset is None:
-            raise StorageError(f"{self.path}: HDF5 gave no room for {key!r}")
-        data = _bytes_view(array)
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._fd, data[done : done + _IO_CHUNK], offset + done)
+        checksum = DataChecksum()
+        if compressed:
+            array = array.copy()
+            checksum.update(_bytes_view(array))
+            dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array, kind)
+        else:
+            offset = dataset.get_offset()
+            if offset is None:
+                raise StorageError(f"{self.path}: HDF5 gave no room for {key!r}")
+            self._pwrite(_bytes_view(array), offset, checksum)
+        self._checksums[key] = checksum.hexdigest()
+
+    def _compressed_plist(self, array: np.ndarray):
+        import h5py
+        import hdf5plugin
+
+        row = max(1, array.nbytes // array.shape[0])
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((min(array.shape[0], max(1, _COMPRESSED_CHUNK // row)), *array.shape[1:]))
+        chosen = hdf5plugin.LZ4() if self.compression == "lz4" else hdf5plugin.Zstd()
+        if array.itemsize > 1:
+            plist.set_shuffle()
+        plist.set_filter(chosen.filter_id, h5py.h5z.FLAG_MANDATORY, tuple(chosen.filter_options))
+        return plist
+
+    def _pwrite(self, data: memoryview, offset: int, checksum: DataChecksum) -> None:
+        if self._buffer is None:
+            self._buffer = np.empty(_IO_CHUNK, np.uint8)
+        source = np.frombuffer(data, np.uint8)
+        for start in range(0, len(data), _IO_CHUNK):
+            part = self._buffer[: min(_IO_CHUNK, len(data) - start)]
+            part[:] = source[start : start + len(part)]
+            checksum.update(part)
+            done = 0
+            while done < len(part):
+                done += os.pwrite(self._fd, part[done:], offset + start + done)
 
     def commit(self) -> None:
         """Syncs, marks the file as complete and gives it its name.
@@ -212,6 +259,8 @@ class H5Writer(StorageWriter):
             FileExistsError: another process has made the file meanwhile; it stays as it is.
         """
         try:
+            self.write_attribute(CHECKSUMS_ATTR, json.dumps(self._checksums))
+            self.write_attribute(DIGEST_ATTR, digest_of(self._attributes))
             self._file.flush()
             os.fsync(self._fd)
             self.write_attribute(SUCCESS_ATTR, True)
@@ -323,6 +372,7 @@ class H5Reader(StorageReader):
         path: absolute path of the file.
         fstat: what `os.fstat` said at opening.
         global_metadata: the root attributes that belong to no leaf, such as `__version__` and `__spec__`.
+        checksums: array -> checksum of its bytes; empty in files of the original.
 
     Raises:
         MissingFileError: there is no such file.
@@ -340,6 +390,7 @@ class H5Reader(StorageReader):
         weakref.finalize(self, os.close, self._fd)
         self.fstat = os.fstat(self._fd)
         self._infos: dict[str, ArrayInfo] = {}
+        self.checksums: dict[str, str] = {}
         if os.pread(self._fd, len(HDF5_SIGNATURE), 0) != HDF5_SIGNATURE:
             raise StorageError(f"{self.path} is not an HDF5 file")
         try:
@@ -358,6 +409,7 @@ class H5Reader(StorageReader):
             else:
                 self.global_metadata[name] = value
         self._check_header()
+        self._check_digest(attributes)
 
     def _open(self):
         import h5py
@@ -389,6 +441,20 @@ class H5Reader(StorageReader):
                 f"{self.path} has layout version {version}; {VERSION} and newer can be read. Older files hold pickles: "
                 "load and save them once with the package that wrote them."
             )
+
+    def _check_digest(self, attributes: dict[str, Any]) -> None:
+        """Compares the root attributes with their digest, where the file has one, and takes the checksums from them."""
+        digest = self.global_metadata.get(DIGEST_ATTR)
+        if digest is None:
+            return
+        covered = {name: value for name, value in attributes.items() if name not in (DIGEST_ATTR, SUCCESS_ATTR)}
+        try:
+            same = digest_of(covered) == digest
+            self.checksums = json.loads(covered.get(CHECKSUMS_ATTR, "{}"))
+        except (ValueError, TypeError) as error:
+            raise _wrapped(self.path, "the metadata are damaged", error) from error
+        if not same:
+            raise StorageError(f"{self.path}: the metadata are damaged: they differ from what was written")
 
     def keys(self) -> list[str]:
         """The keys of all leaves."""
@@ -478,8 +544,11 @@ class H5Reader(StorageReader):
         # A chunk unwritten, or data never allocated, reads as zeros: in a checkpoint that is damage.
         if info.nbytes and contiguous and (info.offset is None or info.offset + info.nbytes > self.fstat.st_size):
             raise StorageError(f"{self.path} is cut short: the data of {key!r} are not all there")
-        if info.nbytes and not contiguous and dataset.id.get_storage_size() == 0:
-            raise StorageError(f"{self.path}: the data of {key!r} are missing")
+        if info.nbytes and not contiguous:
+            chunks = dataset.chunks
+            wanted = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, chunks)) if chunks else 1
+            if dataset.id.get_storage_size() == 0 or (chunks and dataset.id.get_num_chunks() != wanted):
+                raise StorageError(f"{self.path}: the data of {key!r} are not all there")
         return info
 
     def attribute(self, key: str, name: str) -> Any:
@@ -510,26 +579,37 @@ class H5Reader(StorageReader):
         self.check_unchanged()
         if out.size == 0:
             return
+        expected = self.checksums.get(key) if rows is None else None
+        checksum = DataChecksum() if expected is not None else None
         try:
             if info.offset is not None:
                 row = info.nbytes // info.shape[0] if info.shape else 0
-                self._pread(key, _bytes_view(out), info.offset + (rows[0] * row if rows else 0))
+                self._pread(key, _bytes_view(out), info.offset + (rows[0] * row if rows else 0), checksum)
             elif rows is None:
                 self._file[key].read_direct(out)
+                if checksum is not None:
+                    checksum.update(_bytes_view(out))
             else:
                 self._file[key].read_direct(out, source_sel=np.s_[rows[0] : rows[1]])
         except StorageError:
             raise
         except Exception as error:
             raise _wrapped(self.path, f"the data of {key!r} cannot be read", error) from error
+        if checksum is not None and checksum.hexdigest() != expected:
+            self.check_unchanged()
+            raise StorageError(f"{self.path}: the data of {key!r} are damaged: they differ from what was written")
 
-    def _pread(self, key: str, out: memoryview, offset: int) -> None:
-        done = 0
-        while done < len(out):
-            count = os.preadv(self._fd, [out[done : done + _IO_CHUNK]], offset + done)
-            if count == 0:
-                raise StorageError(f"{self.path} is cut short: the data of {key!r} are not all there")
-            done += count
+    def _pread(self, key: str, out: memoryview, offset: int, checksum: DataChecksum | None) -> None:
+        for start in range(0, len(out), _IO_CHUNK):
+            part = out[start : start + _IO_CHUNK]
+            done = 0
+            while done < len(part):
+                count = os.preadv(self._fd, [part[done:]], offset + start + done)
+                if count == 0:
+                    raise StorageError(f"{self.path} is cut short: the data of {key!r} are not all there")
+                done += count
+            if checksum is not None:
+                checksum.update(part)
 
     def close(self) -> None:
         """Closes HDF5's handle; the file descriptor goes with the reader."""

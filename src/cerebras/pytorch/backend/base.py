@@ -2,11 +2,15 @@
 
 import enum
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 logger = logging.getLogger("cerebras.pytorch")
+
+DEFAULT_ARTIFACT_DIR = "cerebras_logs"
+"""In the working directory."""
 
 
 class BackendType(enum.Enum):
@@ -39,15 +43,26 @@ class BackendType(enum.Enum):
         return self is BackendType.CSX
 
 
+def as_path(value, name: str) -> Path:
+    """A directory argument as a path; TypeError names the argument."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a path or None, not {value!r}") from None
+
+
 class BackendDevice:
     """The device of a backend: `with backend.device:` makes new modules and tensors there."""
 
     def __init__(self, name: str, torch_device: torch.device):
         self.name = name
         self.torch_device = torch_device
+        self.on_enter: Callable[[], None] | None = None
         self._stack: list = []
 
     def __enter__(self):
+        if self.on_enter is not None:
+            self.on_enter()
         context = self.torch_device
         context.__enter__()
         self._stack.append(context)
@@ -78,19 +93,21 @@ class Backend:
     is_e2e_execution = True
 
     def __init__(self, artifact_dir=None, max_checkpoints: int | None = None, cluster_config=None):
-        from ..storage import set_max_checkpoints
+        from ..storage import set_max_checkpoints, set_saving_process
 
         if max_checkpoints is not None and (isinstance(max_checkpoints, bool) or not isinstance(max_checkpoints, int)):
             raise TypeError(f"max_checkpoints must be an int or None, not {max_checkpoints!r}")
         if max_checkpoints is not None and max_checkpoints <= 0:
             raise ValueError(f"max_checkpoints must be at least 1, or None to keep all; got {max_checkpoints}")
         self.max_checkpoints = max_checkpoints
-        set_max_checkpoints(max_checkpoints)
-        self.artifact_dir = artifact_dir if artifact_dir is not None else Path.cwd() / "cerebras_logs"
-        self.cluster_config = self._check_cluster_config(cluster_config)
+        self.artifact_dir = artifact_dir if artifact_dir is not None else Path.cwd() / DEFAULT_ARTIFACT_DIR
+        self.cluster_config = None
+        self.use_cs_config(cluster_config)
         self.executor = None
         self.num_executors = 0
         self.device = BackendDevice(self.backend_type.name, self.torch_device)
+        set_max_checkpoints(max_checkpoints)
+        set_saving_process(self.is_main_process)
 
     def _check_cluster_config(self, config):
         if config is None:
@@ -105,13 +122,13 @@ class Backend:
         return config
 
     def use_cs_config(self, config) -> None:
-        """Takes the configuration that release 2.0 passed to the executor."""
-        self.cluster_config = self._check_cluster_config(config)
+        """Takes a ClusterConfig, or the CSConfig that release 2.0 passed to the executor.
 
-    def _ignore_cluster_config(self):
-        """CPU and GPU accept one, so that a script runs everywhere, and say that it does nothing."""
-        if self.cluster_config is not None:
-            logger.info(
+        CPU and GPU accept one, so that a script runs everywhere, and say that it does nothing.
+        """
+        self.cluster_config = self._check_cluster_config(config)
+        if config is not None and not self.is_csx:
+            logger.warning(
                 "cluster_config has no effect on the %s backend: it configures the CSX appliance",
                 self.backend_type.name,
             )
@@ -122,7 +139,7 @@ class Backend:
 
     @artifact_dir.setter
     def artifact_dir(self, value):
-        path = Path(value)
+        path = as_path(value, "artifact_dir")
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / ".write_probe"
@@ -146,6 +163,11 @@ class Backend:
     @property
     def is_csx(self) -> bool:
         return self.backend_type.is_csx
+
+    @property
+    def is_main_process(self) -> bool:
+        """True in the process that logs and saves."""
+        return True
 
     @property
     def cluster(self):
@@ -176,9 +198,18 @@ class Backend:
         """A batch on the backend's device."""
         return batch
 
+    @property
+    def num_programs(self) -> int:
+        """Steps that were captured so far; none where steps run eagerly."""
+        return 0
+
     def begin_execution(self, executor) -> None:
         """An executor starts."""
         self.executor = executor
+        if not self.is_csx:
+            from ..core.report import write_eager
+
+            write_eager(self, executor.artifact_dir)
 
     def end_step(self, executor) -> None:
         """The body of one iteration has ended, before its closures run."""

@@ -23,7 +23,6 @@ class CPUBackend(Backend):
         if mixed_precision is not None and not isinstance(mixed_precision, bool):
             raise TypeError(f"mixed_precision must be True, False or None, not {mixed_precision!r}")
         self.mixed_precision = mixed_precision
-        self._ignore_cluster_config()
 
     def setup_model(self, model):
         forward = super().setup_model(model)

@@ -1,13 +1,12 @@
 """The CSX backend: the step captured whole, compiled once, run by the embedded appliance."""
 
 import logging
-import sys
 import weakref
-from pathlib import Path
 
 import torch
 
-from .base import Backend, BackendType
+from .. import backends
+from .base import Backend, BackendType, as_path
 
 logger = logging.getLogger("cerebras.pytorch")
 
@@ -45,8 +44,7 @@ class CSXBackend(Backend):
         use_cs_grad_accum: bool = False,
         cluster_config=None,
     ):
-        from .. import backends
-        from ..core import device, tensor
+        from ..core import device
         from ..core.compiler import default_compile_dir
         from ..storage import register_tensor_resolver, set_lazy_creation
 
@@ -57,28 +55,40 @@ class CSXBackend(Backend):
         for name, value in flags.items():
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, not {value!r}")
+        if retrace_every_iteration is not None and not isinstance(retrace_every_iteration, bool):
+            raise TypeError(f"retrace_every_iteration must be True, False or None, not {retrace_every_iteration!r}")
+        self.compile_dir = as_path(compile_dir, "compile_dir") if compile_dir is not None else default_compile_dir()
         self.torch_device = device.csx()
         super().__init__(artifact_dir, max_checkpoints, cluster_config)
-        if retrace_every_iteration is not None:
-            backends.csx.debug.retrace_every_iteration = retrace_every_iteration
+        self.device.on_enter = self._follow_flags
+        self._retrace = retrace_every_iteration
+        self._drop_data, self._log_initialization = drop_data, log_initialization
         self.compile_only, self.validate_only = compile_only, validate_only
-        self.drop_data = drop_data or backends.csx.debug.drop_data
         self.use_cs_grad_accum = use_cs_grad_accum
-        self.compile_dir = Path(compile_dir) if compile_dir is not None else default_compile_dir()
         self.is_e2e_execution = not (compile_only or validate_only)
         self.modules: list[weakref.ref] = []
         self.steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.reports: list = []
         self.pending_cells: list = []
-        tape = tensor.tape
-        tape.log = log_initialization and backends.csx.debug.log_initialization
+        self._printed = 0
+        self._follow_flags()
+        register_tensor_resolver(_value_for_checkpoint, identity=_identity)
+        set_lazy_creation(_creates_lazily)
+
+    def _follow_flags(self) -> None:
+        """The flags of initialisation count when a model is made or compiled, not only when the backend was made."""
+        from ..core.tensor import tape
+
+        tape.log = self._log_initialization and backends.csx.debug.log_initialization
         tape.validating = not self.is_e2e_execution
         if tape.validating or self.drop_data:
             tape.mode = "drop"
         else:
             tape.mode = "defer" if backends.csx.debug.lazy_initialization else "now"
-        register_tensor_resolver(_value_for_checkpoint)
-        set_lazy_creation(_creates_lazily)
+
+    @property
+    def drop_data(self) -> bool:
+        return self._drop_data or backends.csx.debug.drop_data
 
     def _check_cluster_config(self, config):
         config = super()._check_cluster_config(config)
@@ -97,9 +107,7 @@ class CSXBackend(Backend):
 
     @property
     def retrace_every_iteration(self) -> bool:
-        from .. import backends
-
-        return backends.csx.debug.retrace_every_iteration
+        return backends.csx.debug.retrace_every_iteration if self._retrace is None else self._retrace
 
     def to_cpu(self, tensor):
         return tensor.detach().cpu()
@@ -107,8 +115,10 @@ class CSXBackend(Backend):
     def setup_model(self, model):
         from ..core.transfer import move_to_csx
 
+        self._follow_flags()
         move_to_csx(model)
-        self.modules.append(weakref.ref(model))
+        if not any(known is model for known in self.live_modules()):
+            self.modules.append(weakref.ref(model))
         post = getattr(model, "_post_device_transfer", None)
         if callable(post):
             post()
@@ -123,7 +133,15 @@ class CSXBackend(Backend):
         """One call of a traced function. `key` identifies the function, also when it is a method of several objects."""
         from ..core.execution import run_step
 
-        return run_step(self, key, fn, args, kwargs)
+        if self.is_e2e_execution:
+            return run_step(self, key, fn, args, kwargs)
+        try:
+            return run_step(self, key, fn, args, kwargs)
+        except Exception as e:
+            from ..core.report import write_failure
+
+            write_failure(self, fn.__qualname__, e)
+            raise
 
     def end_step(self, executor):
         for cell in self.pending_cells:
@@ -135,20 +153,31 @@ class CSXBackend(Backend):
             if any(record is not None for record in tensor.tape.records) and self.steps:
                 tensor.tape.replay()
 
+    def begin_execution(self, executor):
+        self._follow_flags()
+        super().begin_execution(executor)
+
+    @property
+    def num_programs(self):
+        return len(self.reports)
+
     def live_modules(self) -> list[torch.nn.Module]:
         return [m for m in (ref() for ref in self.modules) if m is not None]
 
     def end_execution(self, executor):
         super().end_execution(executor)
-        if not self.is_e2e_execution and executor.finished:
-            mode = "validated" if self.validate_only else "compiled"
-            if not self.reports:
-                raise RuntimeError(
-                    f"Nothing was {mode}: no function decorated with @cstorch.trace was called in the loop."
-                )
-            for report in self.reports:
-                print(report.text(), file=sys.stdout, flush=True)
-            print(f"The step was {mode} without errors.", flush=True)
+        if self.is_e2e_execution:
+            return
+        done = "validated" if self.validate_only else "compiled"
+        if not self.reports:
+            message = f"Nothing was {done}: no function decorated with @cstorch.trace was called in the loop."
+            if executor.finished:
+                raise RuntimeError(message)
+            logger.warning(message)
+        new, self._printed = self.reports[self._printed :], len(self.reports)
+        for report in new:
+            report.write(self.artifact_dir)
+            print(f"{report.text()}\nThe step {report.program.name!r} was {done} without errors.", flush=True)
 
 
 def _value_for_checkpoint(t):
@@ -157,10 +186,15 @@ def _value_for_checkpoint(t):
     return read(t, "save").detach().cpu() if isinstance(t, CsxTensor) else None
 
 
+def _identity(t):
+    """Csx tensors over one value are one tensor in a checkpoint (tied weights, whose state_dict entries are aliases)."""
+    from ..core.tensor import CsxTensor
+
+    return id(t._cell) if isinstance(t, CsxTensor) else None
+
+
 def _creates_lazily() -> bool:
     from . import current_backend_impl
 
     backend = current_backend_impl(raise_exception=False)
     return backend is not None and backend.is_csx
-
-

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import device as dev
 from . import tensor as tensor_module
 from .errors import DynamicShapeError, Site, StaticGraphError, TensorReadError, user_location
+from .randomness import DrawLog
 from .scalars import ScalarNode, Scalars
 from .tensor import _ALIASES, _MEND_READ, _READS, Cell, CsxTensor, aten, check_same_device, fake_mode, tensors_in
 
@@ -81,9 +82,12 @@ class Recorder(TorchDispatchMode):
         self.phase = "forward"
         self.made: list[weakref.ref] = []
         self.decompositions: dict = {}
-        self._leaves: dict[int, torch.Tensor] = {}
-        self.born_gradients: dict[int, torch.Tensor] = {}
+        self.leaves: dict[int, tuple] = {}  # id -> (leaf, its gradient when the body started)
+        self.accumulated: set[int] = set()  # leaves that the body's backward reached
+        self.zeroed: set[int] = set()  # leaves whose gradient the body dropped before its backward
         self._hooks: list = []
+        self.origin: fx.Node | None = None  # the node that is recorded again
+        self.draws = DrawLog()
         self.calling = None  # the torch function that Python is in
         self.host_ops = None  # lifting.HostCounters while a user's body runs
         self._constants: dict[int, torch.Tensor] = {}
@@ -103,10 +107,13 @@ class Recorder(TorchDispatchMode):
         if not isinstance(tensor, CsxTensor):
             tensor = self._from_cpu(tensor)
         cell = tensor._cell
-        if tensor.requires_grad and tensor.is_leaf and not self.verbatim:
-            self._watch(tensor)
         node = self.nodes.get(cell)
+        if tensor.requires_grad and tensor.is_leaf and not self.verbatim:
+            if node is None or node.op != "placeholder" or node.meta["kind"] != "argument":
+                self._watch(tensor)
         if node is None:
+            if cell.status == "released":
+                raise tensor_module.released_error(cell)
             if cell.status == "pending":
                 raise StaticGraphError(
                     f"The tensor {cell.describe()} was made by an earlier traced step of this iteration.",
@@ -165,14 +172,41 @@ class Recorder(TorchDispatchMode):
 
     # gradients
     def _watch(self, param: torch.Tensor) -> None:
-        """Notes a leaf of the step that had no gradient before its backward."""
-        if id(param) not in self._leaves:
-            self._leaves[id(param)] = param
-            if param.grad is None:
-                self._hooks.append(param.register_post_accumulate_grad_hook(self._accumulated))
+        """Notes a leaf of the step and the gradient that it had."""
+        if id(param) not in self.leaves:
+            self.leaves[id(param)] = (param, tensor_module._GRAD.__get__(param))
+            self._hooks.append(param.register_post_accumulate_grad_hook(self._accumulated))
 
     def _accumulated(self, param: torch.Tensor) -> None:
-        self.born_gradients.setdefault(id(param), param)
+        self.accumulated.add(id(param))
+
+    def sets_gradient(self, param: torch.Tensor, value) -> None:
+        """The body assigns `param.grad`."""
+        self._watch(param)
+        if value is None and id(param) not in self.accumulated:
+            self.zeroed.add(id(param))
+
+    def restore_gradients(self) -> None:
+        """Takes back what the body did to gradients."""
+        for param, grad in self.leaves.values():
+            tensor_module._GRAD.__set__(param, grad)
+
+    def set_data(self, target: CsxTensor, value: torch.Tensor) -> None:
+        """`target.data = value` in the body: the new value is written into the tensor's memory."""
+        if not isinstance(value, CsxTensor) or value._cell.status != "pending":
+            raise StaticGraphError(
+                "A tensor's .data is set to another tensor that lives on, inside a traced step: the two would share "
+                "memory from then on.",
+                "copy the value: target.copy_(value) under torch.no_grad()",
+            )
+        if value.shape != target.shape or value.dtype != target.dtype:
+            raise StaticGraphError(
+                f"A tensor's .data is set from {tuple(target.shape)} {target.dtype} to {tuple(value.shape)} "
+                f"{value.dtype} inside a traced step.",
+                "keep state tensors at one shape and dtype",
+            )
+        with torch.no_grad():
+            aten.copy_.default(target.detach(), value.detach())
 
     def remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -201,6 +235,10 @@ class Recorder(TorchDispatchMode):
         to_csx = dev.is_csx(kwargs.get("device"))
         random = torch.Tag.nondeterministic_seeded in func.tags
         symbolic = _has_symbol(args) or _has_symbol(kwargs.values())
+        if symbolic and not self.verbatim:
+            args, kwargs = self._pin_sizes(func, args, kwargs)
+        if random and not self.verbatim:
+            return self.draws.draw(self, func, args, lambda: self._record(func, args, kwargs, tensors, to_csx))
         if not (has_csx or to_csx or random or symbolic or self.verbatim):
             if not tensors and self.calling not in _constructors():
                 # made by the operation itself, with the options of its input: on the input's device
@@ -209,6 +247,25 @@ class Recorder(TorchDispatchMode):
                 out = func(*args, **kwargs)
                 return tensor_module.map_tensors(self.mark_constant, out)
         return self._record(func, args, kwargs, tensors, to_csx)
+
+    def _pin_sizes(self, func, args, kwargs):
+        """Lifted numbers among sizes, dimensions and flags become constants under a guard: shapes are static."""
+        by_name = {a.name: a for a in func._schema.arguments}
+
+        def pinned(value, argument):
+            kind = str(argument.type)
+            if "int" not in kind.lower() and "bool" not in kind:
+                return value
+            if isinstance(value, (list, tuple)):
+                return type(value)(pinned(v, argument) for v in value)
+            if isinstance(value, _SYM):
+                return self.scalars.pin(self.scalars.of(value), f"{func}({argument.name}=...)")
+            return value
+
+        return (
+            tuple(pinned(v, a) for v, a in zip(args, func._schema.arguments)),
+            {k: pinned(v, by_name[k]) for k, v in kwargs.items()},
+        )
 
     def _alias(self, func, source):
         if isinstance(source, CsxTensor):
@@ -244,7 +301,8 @@ class Recorder(TorchDispatchMode):
             )
         device = kwargs.get("device")
         if func is aten._to_copy.default and device is not None and not to_csx and not self.verbatim:
-            if isinstance(args[0], CsxTensor) and args[0]._label.type == dev.NAME:
+            inner = torch._C._current_autograd_node() is not None  # autocast's cast back, not the user's move
+            if isinstance(args[0], CsxTensor) and args[0]._label.type == dev.NAME and not inner:
                 raise TensorReadError(
                     f"The tensor {args[0]._cell.describe()} is moved to {device} inside a traced step.", _MEND_READ
                 )
@@ -290,7 +348,8 @@ class Recorder(TorchDispatchMode):
                 "one_hot(...).sum(0) instead of bincount",
             ) from None
         except DataDependentOutputException:
-            raise TensorReadError(f"{func} reads a tensor's value inside a traced step.", _MEND_READ) from None
+            text = next((f" {t._cell.describe()}" for t in tensors if isinstance(t, CsxTensor)), "")
+            raise TensorReadError(f"{func} reads the value of the tensor{text} inside a traced step.", _MEND_READ) from None
         if not _has_tensor(out) and not func._schema.is_mutable:
             return out
         node = self.graph.call_function(func, node_args, node_kwargs)
@@ -333,6 +392,10 @@ class Recorder(TorchDispatchMode):
         return torch.device("cpu")
 
     def _annotate(self, node, out):
+        if self.origin is not None:
+            meta = self.origin.meta
+            node.meta.update(val=out, **{key: meta[key] for key in ("at", "module", "phase") if key in meta})
+            return
         phase = self.phase
         if torch._C._current_autograd_node() is not None:
             phase = "backward"
@@ -372,7 +435,7 @@ def recording(recorder: Recorder):
         raise StaticGraphError("A traced step was called inside another traced step.", "trace the outer one only")
     tensor_module.active_recorder = recorder
     try:
-        with _Calls(recorder), recorder:
+        with recorder.draws.installed(), _Calls(recorder), recorder:
             yield recorder
     finally:
         tensor_module.active_recorder = None

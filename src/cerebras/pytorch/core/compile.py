@@ -93,5 +93,3 @@ def trace(step_fn: Callable) -> Callable:
         return step_fn(*args, **kwargs)
 
     return wrapper
-
-

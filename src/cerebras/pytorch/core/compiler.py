@@ -5,6 +5,7 @@ numbers where there are any. It returns the fetched tensors and has written the 
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from . import artefact
 from . import device as dev
 from .errors import CompilerMissingError
 from .program import StepProgram
@@ -103,8 +105,6 @@ def check_compiler() -> None:
 
 def cache_key(program: StepProgram) -> dict[str, str]:
     """Everything that decides whether a cached artefact is this program's."""
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
     from .._version import __version__
 
     return {
@@ -113,11 +113,29 @@ def cache_key(program: StepProgram) -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": str(dev.execution_device()),
-        "machine": f"{platform.machine()} {pick_vec_isa()!s} {torch.backends.cpu.get_cpu_capability()}",
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {_cpu_flags()}",
         "threads": str(torch.get_num_threads()),
+        "lowering": _lowering_version(),
         "options": repr(sorted(INDUCTOR_OPTIONS.items())),
         "cuda": torch.cuda.get_device_name() if dev.execution_device().type == "cuda" else "",
     }
+
+
+@functools.cache
+def _cpu_flags() -> str:
+    """A hash of the processor's instruction sets, which TorchInductor compiles for; no import of it is needed."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return hashlib.sha256(" ".join(sorted(line.split())).encode()).hexdigest()[:16]
+    return platform.processor()
+
+
+@functools.cache
+def _lowering_version() -> str:
+    """A hash of the code between a program and TorchInductor: its results are in the cached artefacts."""
+    sources = (Path(__file__).with_name(name).read_bytes() for name in ("artefact.py", "compiler.py", "lowering.py", "optimize.py"))
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 
 
 def _inductor(program: StepProgram, compile_dir: Path):
@@ -125,6 +143,13 @@ def _inductor(program: StepProgram, compile_dir: Path):
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     entry = Path(compile_dir) / digest
     if entry.is_dir() and _intact(entry):
+        try:
+            call = artefact.load(entry)
+        except (ImportError, OSError, ValueError, SyntaxError) as e:
+            logger.warning("The compile cache entry %s cannot be loaded (%s); trying TorchInductor's cache", entry, e)
+            call = None
+        if call is not None:
+            return call, True, entry
         call, compiled = _run_inductor(program, entry / "inductor")
         if not compiled:
             return call, True, entry
@@ -142,6 +167,7 @@ def _inductor(program: StepProgram, compile_dir: Path):
         ) from e
     try:
         call, _ = _run_inductor(program, work / "inductor")
+        call = artefact.save(call, work, work / "inductor") or call
         files = {str(p.relative_to(work)): _sha256(p) for p in sorted(work.rglob("*")) if p.is_file()}
         manifest = {"key": key, "files": files}
         (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -178,16 +204,19 @@ def _run_inductor(program: StepProgram, cache: Path):
     from torch._inductor.utils import clear_caches
 
     from .lowering import lower
+    from .optimize import lowerings, optimize
     from .tensor import fake_mode
 
     module = lower(program)
+    with fake_mode:
+        optimize(module)
     examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     saved = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     clear_caches()
     misses = counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"]
     try:
-        with torch.no_grad(), inductor_config.patch(INDUCTOR_OPTIONS), tracing(TracingContext(fake_mode)):
+        with torch.no_grad(), inductor_config.patch(INDUCTOR_OPTIONS), lowerings(), tracing(TracingContext(fake_mode)):
             _recursive_joint_graph_passes(module)
             compiled = compile_fx_inner(module, examples)
     finally:

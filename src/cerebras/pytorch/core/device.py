@@ -25,7 +25,20 @@ def csx() -> torch.device:
     from . import tensor
 
     tensor.register_factories()
+    _complete_module(getattr(torch, NAME))
     return torch.device(NAME, 0)
+
+
+def _complete_module(module) -> None:
+    """What torch.autocast, torch.utils.checkpoint and torch.random ask of `torch.csx`.
+
+    Random operations on csx draw from the execution device's generator, which those save by themselves.
+    """
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    module.get_rng_state = lambda device=None: torch.empty(0, dtype=torch.uint8)
+    module.set_rng_state = lambda state, device=None: None
+    module._is_in_bad_fork = lambda: False
+    module.manual_seed_all = lambda seed: None
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """The errors of the static-graph discipline. Each says what happened, where in the user's code, and the mend."""
 
+import contextlib
+import functools
 import linecache
 import sys
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
+_PLUMBING = {contextlib.__file__, functools.__file__}  # between a caller and a decorated function
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Site:
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith((_TORCH, _OURS)) or filename.startswith("<")
+    return filename.startswith((_TORCH, _OURS, "<")) or filename in _PLUMBING
 
 
 def user_site() -> Site | None:

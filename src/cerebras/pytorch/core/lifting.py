@@ -7,11 +7,13 @@ Notes:
    and the first step uses dampening 0, which gives the same bits.
 2. While `optimizer.step()` runs, the numbers in `param_groups` and in `state` are `torch.SymFloat`/`SymInt`. 0-d CPU
    tensors in `state` (torch's step counters) are kept on the host: operations on them build expressions.
-3. `scheduler.step()` is called for real, and again by the host at each later step.
+3. `scheduler.step()` is called for real, and again by the host at each later step. In between, the numbers that
+   schedulers and groups hold are lifted too, so the body may pass `scheduler.get_last_lr()` to a closure.
 """
 
 import contextlib
 import functools
+import inspect
 from collections import defaultdict
 
 import torch
@@ -20,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import device as dev
-from .errors import FrozenValueError, StaticGraphError
+from .errors import FrozenValueError, StaticGraphError, user_location
 from .scalars import Leaf, Scalars, as_number, coalesce
 from .tensor import _ALIASES, _READS, Cell, CsxTensor, aten, fake_mode, map_tensors, tensors_in, to_execution_device
 
@@ -56,6 +58,11 @@ class _DryRun(TorchDispatchMode):
         super().__init__()
         self.births: dict[int, tuple] = {}  # id of a CPU tensor -> (tensor, initial clone)
         self.origin: dict[Cell, tuple] = {}
+        self.trial: dict = {}
+        self.reads: set[Cell] = set()  # 0-d state that the optimizer reads: it belongs on the host
+
+    def is_state(self, cell: Cell) -> bool:
+        return any(isinstance(v, CsxTensor) and v._cell is cell and not v.dim() for s in self.trial.values() for v in s.values())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -76,6 +83,9 @@ class _DryRun(TorchDispatchMode):
             return map_tensors(born, out)
         if func in _READS:
             subject = next(t for t in tensors if isinstance(t, CsxTensor))
+            if func is aten._local_scalar_dense.default and self.is_state(subject._cell):
+                self.reads.add(subject._cell)
+                return 0.7324 if subject.dtype.is_floating_point else 1
             from .errors import TensorReadError
             from .tensor import _MEND_READ
 
@@ -98,7 +108,7 @@ class _DryRun(TorchDispatchMode):
         def wrapped(o):
             if id(o) in owners:
                 return owners[id(o)]
-            cell = Cell(fake=o, status="pending")
+            cell = Cell(fake=o, status="pending", op=str(func), made_at=user_location())
             self.origin[cell] = (func, args, kwargs)
             return CsxTensor(cell)
 
@@ -136,6 +146,19 @@ class HostCounters:
     def _set(self, tensor, node):
         self.current[id(tensor)] = node
         self.keep[id(tensor)] = tensor
+
+    def number(self, value, dtype) -> torch.Tensor:
+        """torch.tensor(value) of a lifted number."""
+        node = self.scalars.of(value)
+        out = torch.zeros((), dtype=dtype or (torch.get_default_dtype() if node.kind is float else torch.int64))
+        if out.dtype is torch.float32 and node.kind is float:
+            node = self.scalars.make("f32", (node,))
+        out.fill_(node.hint)
+        self._set(out, node)
+        return out
+
+    def forget(self, tensor) -> None:
+        self.current.pop(id(tensor), None)
 
     def concerns(self, tensors) -> bool:
         current = self.current
@@ -249,16 +272,18 @@ class HostCounters:
 class Lifter:
     """Installed around the recording of one step's body."""
 
-    def __init__(self, recorder):
-        self.recorder = recorder
+    def __init__(self, recorder, rebinding):
+        self.recorder, self.rebinding = recorder, rebinding
         self.scalars: Scalars = recorder.scalars
         self.counters = HostCounters(self.scalars)
         self._undo = self.counters.undo
         self.optimizers: list[torch.optim.Optimizer] = []
         self.notes: list[str] = []
-        self.zeroed: set[int] = set()  # parameters whose gradients the body drops before backward
         self._touched: set[int] = set()
         self._saved: dict[int, list] = {}
+        self._groups: dict[int, tuple] = {}  # id of an optimizer -> (it, [(group, its numbers, the lifted ones)])
+        self._lasts: dict[int, tuple] = {}  # id of a scheduler -> (it, attribute, its list, the lifted one)
+        self._flags: list[tuple] = []
         self._depth = 0
         self._dry = False
         recorder.host_ops = self.counters
@@ -270,8 +295,11 @@ class Lifter:
             register_optimizer_step_post_hook(self._after_step),
         ]
         patched = [*self._patch(_subclasses(*_scheduler_roots()), "step", self._host_step)]
-        patched += self._patch(_subclasses(torch.optim.Optimizer, torch.nn.Module), "zero_grad", self._zero_grad)
         try:
+            for optimizer in self.rebinding.optimizers:
+                self._lift_groups(optimizer)
+            for scheduler in self.rebinding.schedulers:
+                self._lift_last(scheduler)
             yield self
         finally:
             for cls, name, original in patched:
@@ -281,6 +309,12 @@ class Lifter:
             for optimizer in self.optimizers:
                 if id(optimizer) in self._saved:
                     self._restore(optimizer)
+            for optimizer, _ in list(self._groups.values()):
+                self._unlift_groups(optimizer)
+            for scheduler, *_ in list(self._lasts.values()):
+                self._unlift_last(scheduler)
+            for group, key, value in self._flags:
+                group[key] = value
 
     def undo(self) -> None:
         """Takes back what the body did to Python objects on the host, for another capture."""
@@ -295,22 +329,6 @@ class Lifter:
                 setattr(cls, name, make(original))
                 yield cls, name, original
 
-    def _zero_grad(self, original):
-        lifter = self
-
-        @functools.wraps(original)
-        def zero_grad(owner, *args, **kwargs):
-            set_to_none = args[0] if args else kwargs.get("set_to_none", True)
-            if set_to_none and not lifter._dry:
-                params = owner.parameters() if isinstance(owner, torch.nn.Module) else (
-                    p for g in owner.param_groups for p in g["params"]
-                )
-                born = lifter.recorder.born_gradients
-                lifter.zeroed.update(id(p) for p in params if id(p) not in born)
-            return original(owner, *args, **kwargs)
-
-        return zero_grad
-
     def _host_step(self, original):
         lifter = self
 
@@ -318,15 +336,26 @@ class Lifter:
         def step(scheduler, *args, **kwargs):
             if lifter._dry:
                 return original(scheduler, *args, **kwargs)
-            lifter._remember(scheduler)
             if lifter._depth:
+                lifter._remember(scheduler)
                 return original(scheduler, *args, **kwargs)
+            optimizers = [o for o in _optimizers_of(scheduler) if id(o) in lifter._groups]
+            for optimizer in optimizers:
+                lifter._unlift_groups(optimizer)
+            for other, *_ in list(lifter._lasts.values()):
+                lifter._unlift_last(other)
+            lifter._remember(scheduler)
             lifter._depth += 1
             try:
-                result = original(scheduler, *args, **kwargs)
+                with lifter._host_code():
+                    result = original(scheduler, *args, **kwargs)
             finally:
                 lifter._depth -= 1
             lifter.scalars.events.append(("call", original, (scheduler, *args), kwargs))
+            for optimizer in optimizers:
+                lifter._lift_groups(optimizer)
+            for known in [*lifter.rebinding.schedulers, scheduler]:
+                lifter._lift_last(known)
             return result
 
         return step
@@ -342,22 +371,54 @@ class Lifter:
         for group in getattr(optimizer, "param_groups", ()):
             numbers = {k: v for k, v in group.items() if k != "params"}
             self._undo.append(lambda g=group, n=numbers: g.update(n))
+            for value in numbers.values():
+                if isinstance(value, torch.Tensor) and not isinstance(value, CsxTensor):
+                    self._undo.append(lambda t=value, v=value.clone(): t.copy_(v))
 
     # optimizers
     def _before_step(self, optimizer, args, kwargs):
         if self._dry:
-            return
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            self._enter(optimizer)
+            return None
+
+        if inspect.signature(type(optimizer).step).parameters["closure"].default is inspect.Parameter.empty:
+            raise StaticGraphError(
+                f"{type(optimizer).__name__}.step() calls its closure as often as the losses ask for, which Python decides.",
+                "use an optimizer of first order inside a traced step",
+            )
+
+        @functools.wraps(closure)
+        def then_enter():  # gradients come from the closure, and state from gradients
+            loss = closure()
+            if id(optimizer) not in self._saved:
+                self._enter(optimizer)
+            return loss
+
+        return ((args[0], then_enter, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": then_enter})
+
+    def _enter(self, optimizer):
         if optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
         with self._host_code():
-            self._lift(optimizer, self._materialise(optimizer))
+            self._unlift_groups(optimizer)
+            born = self._materialise(optimizer)
+            for p, entries in optimizer.state.items():
+                name = p._cell.name if isinstance(p, CsxTensor) else None
+                self.rebinding.watch(entries, f"{type(optimizer).__name__}.state[{name or '...'}]")
+            self._lift_groups(optimizer, born)
+            self._lift_state(optimizer)
         self.recorder.phase = "update"
 
     def _after_step(self, optimizer, args, kwargs):
         if self._dry:
             return
         self.recorder.phase = "forward"
-        self._restore(optimizer)
+        if id(optimizer) in self._saved:
+            self._restore(optimizer)
+            self._check_groups(optimizer)
 
     @contextlib.contextmanager
     def _host_code(self):
@@ -374,15 +435,25 @@ class Lifter:
     def _materialise(self, optimizer) -> set:
         """Creates the state that the first step would create; returns the keys that are born as gradient copies."""
         with_grad = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        if type(optimizer) in _NEEDS_CAPTURABLE:
-            for group in optimizer.param_groups:
-                group["capturable"] = True
+        capturable = type(optimizer) in _NEEDS_CAPTURABLE
+        if capturable:
             self.notes.append(f"{type(optimizer).__name__}: captured in its capturable form")
         for group in optimizer.param_groups:
+            if "capturable" in group and group["capturable"] is not capturable:
+                self._flags.append((group, "capturable", group["capturable"]))
+                group["capturable"] = capturable
             if group.get("fused"):
+                self._flags.append((group, "fused", group["fused"]))
                 group["fused"] = None
                 self.notes.append(f"{type(optimizer).__name__}: fused=True has no effect, the whole step is one program")
-        if all(optimizer.state.get(p) for p in with_grad):
+        for p, s in optimizer.state.items():
+            for key, value in s.items():
+                if isinstance(p, CsxTensor) and isinstance(value, torch.Tensor) and not isinstance(value, CsxTensor):
+                    if value.dim() and value.shape == p.shape:  # made when the parameter was on the CPU
+                        s[key] = value.to(dev.csx())
+        self._gradients = {p.grad._cell for p in with_grad if isinstance(p.grad, CsxTensor)}
+        on_device = any(isinstance(v, CsxTensor) and not v.dim() for s in optimizer.state.values() for v in s.values())
+        if all(optimizer.state.get(p) for p in with_grad) and not on_device:
             self._move_counters(optimizer)
             return set()
         old_state = optimizer.state
@@ -401,6 +472,7 @@ class Lifter:
         self._dry = True
         try:
             dry = _DryRun()
+            dry.trial = trial
             with torch.no_grad(), dry:
                 # one that takes no gradient-dependent path twice: the plain step, without its closure
                 optimizer.step()
@@ -408,15 +480,23 @@ class Lifter:
             self._dry = False
             optimizer.state = old_state
             for group, saved in zip(optimizer.param_groups, numbers):
+                for key in [k for k in group if k not in saved]:
+                    del group[key]
                 group.update(saved)
             for k, v in attributes.items():
                 setattr(optimizer, k, v)
             for tensor, value in host.values():
                 tensor.copy_(value)
         born_from_grad = set()
+        on_host = {k for s in trial.values() for k, v in s.items() if isinstance(v, CsxTensor) and v._cell in dry.reads}
         for p, entries in trial.items():
             for key, value in entries.items():
                 if p in old_state and key in old_state[p]:
+                    if key in on_host and isinstance(value, CsxTensor):
+                        old_state[p][key] = value.cpu()
+                    continue
+                if key in on_host and isinstance(value, CsxTensor):
+                    old_state[p][key] = self._host_birth(entries.born.get(key, value), dry)
                     continue
                 old_state[p][key] = self._birth(optimizer, p, key, value, entries, dry, born_from_grad)
         self._move_counters(optimizer)
@@ -443,6 +523,16 @@ class Lifter:
                 f"create the state {key!r} in the optimizer's constructor",
             ) from None
 
+    def _host_birth(self, first, dry):
+        """The initial value of a 0-d entry, on the CPU."""
+        func, args, kwargs = dry.origin[first._cell]
+        if func is aten._to_copy.default and not isinstance(args[0], CsxTensor):
+            known = dry.births.get(id(args[0]))
+            return (known[1] if known is not None else args[0]).clone().to(first.dtype)
+        if func in _SHAPE_ONLY:
+            return func(*args, **(kwargs | {"device": torch.device("cpu")}))
+        return self._rebirth((func, args, kwargs), dry).cpu()
+
     def _rebirth(self, origin, dry):
         func, args, kwargs = origin
 
@@ -455,7 +545,7 @@ class Lifter:
                 return CsxTensor(Cell(fake=fake, status="dropped"))
             if t._cell in dry.origin:
                 return self._rebirth(dry.origin[t._cell], dry)
-            if t._cell.status == "pending":
+            if t._cell.status == "pending" or t._cell in self._gradients:
                 raise _DependsOnGradient
             return t.detach()
 
@@ -470,26 +560,86 @@ class Lifter:
             return
         for s in optimizer.state.values():
             step = s.get("step")
-            if isinstance(step, torch.Tensor) and not isinstance(step, CsxTensor):
-                s["step"] = step.to(dev.csx())
+            if isinstance(step, torch.Tensor) and not (isinstance(step, CsxTensor) and step.dtype is torch.float64):
+                s["step"] = step.to(dev.csx(), torch.float64)  # beta ** step cancels: float32 is not enough
 
-    def _lift(self, optimizer, born: set):
-        saved, name = [], type(optimizer).__name__
+    def _lift_groups(self, optimizer, born=()):
+        if id(optimizer) in self._groups:
+            return
+        entries, name = [], type(optimizer).__name__
         for i, group in enumerate(optimizer.param_groups):
-            original, lifted = {}, {}
+            original, lifted, tensors = {}, {}, []
             for key, value in group.items():
                 if key == "params" or not _liftable(value):
                     if isinstance(value, torch.Tensor) and not isinstance(value, CsxTensor) and value.numel() == 1:
                         self._lift_tensor(optimizer, i, key, value)
+                        tensors.append(value)
                     continue
-                if key == "dampening" and born:
-                    hint = 0.0
-                else:
-                    hint = None
+                hint = 0.0 if key == "dampening" and born else None
                 original[key] = value
                 lifted[key] = self._lift_value(optimizer, f"{name}.param_groups[{i}][{key!r}]", i, key, value, hint)
             group.update(lifted)
-            saved.append(("group", group, original, lifted))
+            entries.append((group, original, lifted, tensors))
+            self._undo.append(functools.partial(group.update, original))
+        self._groups[id(optimizer)] = (optimizer, entries)
+
+    def _unlift_groups(self, optimizer):
+        """Puts plain numbers back; what the body set is set by the host at each step, in this place."""
+        _, entries = self._groups.pop(id(optimizer), (None, ()))
+        for group, original, lifted, tensors in entries:
+            for tensor in tensors:
+                self.counters.forget(tensor)
+            for key, now in list(group.items()):
+                if key in lifted and now is lifted[key]:
+                    group[key] = original[key]
+                elif key != "params":
+                    group[key] = self._plain(now, functools.partial(group.__setitem__, key))
+
+    def _plain(self, value, write):
+        of = self.scalars.of
+        if isinstance(value, (tuple, list)) and any(of(v) is not None for v in value):
+            nodes = [of(v) or self.scalars.constant(v) for v in value]
+            self.scalars.events.append(("write", write, nodes))
+            return type(value)(n.hint for n in nodes)
+        node = of(value)
+        if node is None:
+            return value
+        self.scalars.events.append(("write", write, node))
+        return node.hint
+
+    def _check_groups(self, optimizer):
+        """After its step: a number that Python computed from nothing lifted would be frozen."""
+        for group, _, lifted, _ in self._groups.get(id(optimizer), (None, ()))[1]:
+            for key, now in group.items():
+                if key != "params" and as_number(now) and (key not in lifted or now is not lifted[key]):
+                    raise FrozenValueError(
+                        f"{type(optimizer).__name__}.step() sets {key!r} of its group to the number {now!r} in Python, "
+                        "which the graph would freeze.",
+                        f"give {key!r} its first value in the constructor's defaults, and compute it from the group's or "
+                        "state's own numbers",
+                    )
+
+    def _lift_last(self, scheduler):
+        """What `get_last_lr()` returns."""
+        for attribute in ("_last_lr", "_last_value"):
+            values = vars(scheduler).get(attribute)
+            if isinstance(values, list) and values and all(as_number(v) for v in values) and id(scheduler) not in self._lasts:
+                name = f"{type(scheduler).__name__}.get_last_lr()"
+                read = lambda s=scheduler, a=attribute, i=0: getattr(s, a)[i]  # noqa: E731
+                lifted = [
+                    self.scalars.sym(self.scalars.leaf(f"{name}[{i}]", v, functools.partial(read, i=i)))
+                    for i, v in enumerate(values)
+                ]
+                setattr(scheduler, attribute, lifted)
+                self._lasts[id(scheduler)] = (scheduler, attribute, values, lifted)
+
+    def _unlift_last(self, scheduler):
+        _, attribute, values, lifted = self._lasts.pop(id(scheduler), (None,) * 4)
+        if attribute is not None and getattr(scheduler, attribute) is lifted:
+            setattr(scheduler, attribute, values)
+
+    def _lift_state(self, optimizer):
+        saved, name = [], type(optimizer).__name__
         classes = {}
         group_of = {p: i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
         for p, entries in optimizer.state.items():
@@ -508,12 +658,14 @@ class Lifter:
                     classes[kind][1].append(entries)
             if lifted:
                 entries.update(lifted)
-                saved.append(("state", entries, original, lifted))
+                saved.append((entries, original, lifted))
         self._saved[id(optimizer)] = saved
 
     def _lift_tensor(self, optimizer, i, key, value):
         """A learning rate kept as a CPU tensor: read on the host at each step."""
-        if id(value) not in self.counters.current:
+        if id(value) in self.counters.current:
+            return
+        with self._host_code():
             read = lambda o=optimizer, i=i, k=key: o.param_groups[i][k].item()  # noqa: E731
             label = f"{type(optimizer).__name__}.param_groups[{i}][{key!r}]"
             self.counters._set(value, self.scalars.leaf(label, value.item(), read))
@@ -532,7 +684,7 @@ class Lifter:
         )
 
     def _restore(self, optimizer):
-        for where, holder, original, lifted in self._saved.pop(id(optimizer)):
+        for holder, original, lifted in self._saved.pop(id(optimizer)):
             for key, value in original.items():
                 now = holder.get(key)
                 if now is lifted[key]:
@@ -540,10 +692,10 @@ class Lifter:
                     continue
                 node = self.scalars.of(now)
                 if node is None:
-                    if as_number(now) and where == "group":
+                    if as_number(now):
                         raise FrozenValueError(
-                            f"{type(optimizer).__name__}.step() sets {key!r} to the number {now!r} in Python, which the "
-                            "graph would freeze.",
+                            f"{type(optimizer).__name__}.step() sets its state {key!r} to the number {now!r} in Python, "
+                            "which the graph would freeze.",
                             "compute it from the group's or state's own numbers, or keep it as a tensor in the state",
                         )
                     holder[key] = now
@@ -557,6 +709,18 @@ def _scheduler_roots():
     from ..optim.scheduler import Scheduler
 
     return LRScheduler, Scheduler
+
+
+def _optimizers_of(scheduler):
+    """The optimizers whose groups a scheduler sets, through chained schedulers too."""
+    found, stack = [], [scheduler]
+    while stack:
+        s = stack.pop()
+        optimizer = getattr(s, "optimizer", None)
+        if optimizer is not None and optimizer not in found:
+            found.append(optimizer)
+        stack.extend(vars(s).get("_schedulers", ()))
+    return found
 
 
 def _subclasses(*roots) -> list[type]:

@@ -166,10 +166,12 @@ def _rewrite(node: fx.Node, args, kwargs):
 
 @functools.cache
 def decompositions() -> dict:
-    """TorchInductor's own table."""
+    """TorchInductor's own table, and attention over short sequences."""
     from torch._inductor.decomposition import select_decomp_table
 
-    return select_decomp_table()
+    from .optimize import DECOMPOSITIONS
+
+    return select_decomp_table() | DECOMPOSITIONS
 
 
 def lower(program: StepProgram) -> fx.GraphModule:

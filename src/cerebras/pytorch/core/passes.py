@@ -50,9 +50,11 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return uses
 
 
-def rerecord(graph: fx.Graph, scalars, transform, override=None, annotate_from=True) -> tuple[Recorder, object]:
+def rerecord(graph: fx.Graph, scalars, transform, override=None, prepare=None) -> tuple[Recorder, object]:
     """Records `transform(function of the graph)` on fresh inputs: the way every pass rebuilds a graph."""
     recorder = Recorder(scalars, verbatim=True)
+    if prepare is not None:
+        prepare(recorder)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     tensors, fixed = [], {}
     for node in placeholders:
@@ -87,9 +89,30 @@ def _placeholders_first(graph: fx.Graph) -> None:
             body.prepend(n)
 
 
+def _keep_strides_of_draws(recorder: Recorder) -> None:
+    """bernoulli_ fills in the order of its strides; the functional form, always contiguous, would draw another mask."""
+
+    def rule(in_place):
+        def draw(x, *args, **kwargs):
+            val = recorder.origin.meta["val"]
+            if not isinstance(val, torch.Tensor) or val.is_contiguous() or val.shape != x.shape:
+                return NotImplemented
+            memory = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device=dev.execution_device())
+            in_place(memory, *args)
+            recorder.nodes[memory._cell] = recorder.last_node()
+            return memory
+
+        return draw
+
+    recorder.decompositions[aten.bernoulli.p] = rule(aten.bernoulli_.float)
+    recorder.decompositions[aten.bernoulli.Tensor] = rule(aten.bernoulli_.Tensor)
+
+
 def functionalize(graph: fx.Graph, scalars) -> tuple[fx.Graph, list[fx.Node], dict[fx.Node, fx.Node]]:
     """Removes mutation: returns the functional graph, its outputs, and {placeholder: node of its new value}."""
-    recorder, outputs = rerecord(graph, scalars, lambda f: torch.func.functionalize(f, remove="mutations"))
+    recorder, outputs = rerecord(
+        graph, scalars, lambda f: torch.func.functionalize(f, remove="mutations"), prepare=_keep_strides_of_draws
+    )
     updates = {}
     for node in list(recorder.graph.nodes):
         if node.target is aten.copy_.default and node.args[0].op == "placeholder":

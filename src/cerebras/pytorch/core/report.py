@@ -1,12 +1,15 @@
 """The program report: what was captured and compiled, for people and as JSON."""
 
+import dataclasses
 import json
+import operator
 from collections import Counter
 from pathlib import Path
 
 import torch
 
 from .program import StepProgram, _numel
+from .tensor import CsxTensor
 
 # What each flag means on an appliance that is one process on an ordinary machine.
 _FLAG_EFFECTS = {
@@ -24,6 +27,13 @@ _FLAG_EFFECTS = {
     "csx.storage.s3.profile": "honoured: sets AWS_PROFILE",
 }
 _NO_CLUSTER = "no effect: there is no cluster"
+_NOT_CSX = "no effect: it configures the CSX backend"
+# Arguments of cstorch.backend("CSX", ...) that are not flags, or not only.
+_ARGUMENT_EFFECTS = {
+    "use_cs_grad_accum": "no effect: the whole batch is one micro-batch",
+    "drop_data": "honoured",
+    "retrace_every_iteration": _FLAG_EFFECTS["csx.debug.retrace_every_iteration"],
+}
 
 
 class ProgramReport:
@@ -33,12 +43,9 @@ class ProgramReport:
         self.program, self.number = program, number
         self.compile: dict | None = None
         self.mode = "validate_only" if backend.validate_only else "compile_only" if backend.compile_only else "run"
-        self.hints = self._hints(backend)
-        self.trained = {
-            name
-            for module in backend.live_modules()
-            for name, p in module.named_parameters()
-        }
+        self.hints = hints(backend)
+        parameters = {id(p): p for module in backend.live_modules() for p in module.parameters()}
+        self.trained = {p._cell.name for p in parameters.values() if isinstance(p, CsxTensor)}
 
     def compiled(self, result) -> None:
         self.compile = {
@@ -47,53 +54,34 @@ class ProgramReport:
             "entry": str(result.entry) if result.entry else None,
         }
 
-    def _hints(self, backend) -> dict[str, dict]:
-        from ..backends import flags
-
-        hints = {}
-        for name, value, default, _ in flags():
-            if value != default:
-                hints[name] = {"value": _plain(value), "effect": _FLAG_EFFECTS.get(name, _NO_CLUSTER)}
-        if backend.use_cs_grad_accum:
-            hints["use_cs_grad_accum"] = {"value": True, "effect": "no effect: the whole batch is one micro-batch"}
-        config = backend.cluster_config
-        if config is not None:
-            import dataclasses
-
-            for f in dataclasses.fields(config):
-                value = getattr(config, f.name)
-                if value != f.default and value:
-                    hints[f"cluster_config.{f.name}"] = {"value": _plain(value), "effect": _NO_CLUSTER}
-        return hints
-
     def as_dict(self) -> dict:
         """The report's fields:
-        parameters, state_bytes, batch_bytes, flops (of one step), operations (by count), signature, largest
-        activations, hints (flags that were set and what they did), notes, compile.
+        name, mode, fingerprint; parameters (numbers in the module parameters that the step uses), unused_parameters
+        (names); state_tensors, state_bytes, batch_bytes, flops (of one step), operations (name to count); batch and
+        outputs (signatures); updated (state tensors that the step writes), lifted_numbers; largest_activations of the
+        forward pass; hints (settings that were made, and what each did), notes, compile.
         """
         program = self.program
         inputs = program.inputs
         parameters = [s for s in inputs if s.kind == "state" and s.name in self.trained]
         operations = Counter(
-            str(n.target).removeprefix("aten.") for n in program.graph.nodes if n.op == "call_function"
-            and not str(n.target).startswith("<built-in")
+            str(n.target).removeprefix("aten.")
+            for n in program.graph.nodes
+            if n.op == "call_function" and not str(n.target).startswith("<built-in")
         )
         activations = sorted(
-            (
-                (n.meta["val"].numel() * n.meta["val"].dtype.itemsize, n)
-                for n in program.graph.nodes
-                if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)
-                and n.meta.get("phase") != "update"
-            ),
-            key=lambda pair: -pair[0],
+            (n for n in program.graph.nodes if _is_activation(n)), key=lambda n: -_bytes(n.meta["val"])
         )[:5]
+        used = {s.name for s in parameters}
         return {
             "name": program.name,
             "mode": self.mode,
             "fingerprint": program.fingerprint(),
             "parameters": sum(_numel(s.shape) for s in parameters),
+            "unused_parameters": sorted(name for name in self.trained if name is not None and name not in used),
             "state_tensors": sum(s.kind == "state" for s in inputs),
             "state_bytes": sum(s.bytes for s in inputs if s.kind == "state"),
+            "batch_bytes": sum(s.bytes for s in inputs if s.kind == "argument"),
             "flops": flops(program),
             "operations": dict(operations.most_common()),
             "batch": [str(s) for s in inputs if s.kind == "argument"],
@@ -101,8 +89,14 @@ class ProgramReport:
             "updated": len(program.updated),
             "lifted_numbers": program.scalar_labels,
             "largest_activations": [
-                {"bytes": size, "operation": str(n.target), "shape": list(n.meta["val"].shape), **_where(n)}
-                for size, n in activations
+                {
+                    "bytes": _bytes(n.meta["val"]),
+                    "operation": str(n.target).removeprefix("aten."),
+                    "shape": list(n.meta["val"].shape),
+                    "dtype": str(n.meta["val"].dtype).removeprefix("torch."),
+                    **_where(n),
+                }
+                for n in activations
             ],
             "hints": self.hints,
             "notes": program.notes,
@@ -115,9 +109,10 @@ class ProgramReport:
         lines = [
             f"Program {d['name']!r} ({d['mode']})",
             f"  parameters           {d['parameters']:,}",
+            *([f"  unused parameters    {_names(d['unused_parameters'])}"] if d["unused_parameters"] else []),
             f"  state                {d['state_tensors']} tensors, {_size(d['state_bytes'])}, {d['updated']} updated",
             f"  FLOPs of a step      {d['flops']:,}",
-            f"  batch                {', '.join(d['batch']) or 'none'}",
+            f"  batch                {', '.join(d['batch']) or 'none'}; {_size(d['batch_bytes'])}",
             f"  fetched              {', '.join(d['outputs']) or 'none'}",
             f"  lifted numbers       {len(d['lifted_numbers'])}",
         ]
@@ -136,11 +131,51 @@ class ProgramReport:
 
     def write(self, directory: Path) -> Path:
         """Writes report and program; returns the report's path."""
-        suffix = "" if self.number == 0 else f"_{self.number + 1}"
-        path = Path(directory) / f"report{suffix}.json"
+        path = Path(directory) / _file_name("report", self.number, ".json")
         path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
-        self.program.save(Path(directory) / f"program{suffix}.txt")
+        self.program.save(Path(directory) / _file_name("program", self.number, ".txt"))
         return path
+
+
+def hints(backend) -> dict[str, dict]:
+    """The settings that were made for the CSX backend, each with what it does on `backend`."""
+    from ..backends import flags
+
+    found = {}
+    csx = backend.is_csx
+    for name, value, default, _ in flags():
+        if value != default:
+            effect = _FLAG_EFFECTS.get(name, _NO_CLUSTER) if csx or name.startswith("csx.storage") else _NOT_CSX
+            found[name] = {"value": _plain(value), "effect": effect}
+    if csx:
+        for name, effect in _ARGUMENT_EFFECTS.items():
+            if getattr(backend, name):
+                found.setdefault(name, {"value": True, "effect": effect})
+    config = backend.cluster_config
+    if config is not None:
+        for f in dataclasses.fields(config):
+            value = getattr(config, f.name)
+            if value != f.default:
+                effect = _NO_CLUSTER if csx else _NOT_CSX
+                found[f"cluster_config.{f.name}"] = {"value": _plain(value), "effect": effect}
+    return found
+
+
+def write_eager(backend, directory: Path) -> None:
+    """The report of a run without a program (CPU, GPU): which backend, and what became of the settings for CSX."""
+    report = {"mode": "eager", "backend": backend.backend_type.name, "hints": hints(backend)}
+    (Path(directory) / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def write_failure(backend, name: str, error: Exception) -> None:
+    """The report of a step that could not be validated or compiled; the error itself goes on to the user."""
+    mode = "validate_only" if backend.validate_only else "compile_only"
+    report = {"name": name, "mode": mode, "error": {"type": type(error).__name__, "message": str(error)}}
+    site = getattr(error, "site", None)
+    if site is not None:
+        report["error"]["at"] = f"{site.file}:{site.line}"
+    path = backend.artifact_dir / _file_name("report", len(backend.reports), ".json")
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def flops(program: StepProgram) -> int:
@@ -166,6 +201,30 @@ def flops(program: StepProgram) -> int:
         except (TypeError, AssertionError, AttributeError, IndexError):
             continue
     return total
+
+
+def _file_name(stem: str, number: int, suffix: str) -> str:
+    return f"{stem}{suffix}" if number == 0 else f"{stem}_{number + 1}{suffix}"
+
+
+def _is_activation(node) -> bool:
+    """A tensor of the forward pass with memory of its own: neither a gradient nor a view."""
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    if node.meta.get("phase") != "forward":
+        return False
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or not any(r.alias_info is not None for r in schema.returns)
+
+
+def _bytes(t: torch.Tensor) -> int:
+    return t.numel() * t.dtype.itemsize
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _where(node) -> dict:

@@ -162,6 +162,9 @@ class ScalarNode:
     def expect_size(self, file, line):
         return bool(self.hint)
 
+    def statically_known_true(self, file="", line=0):
+        return False
+
     def is_integer(self):
         return self.scalars.constant(float(self.hint).is_integer())
 
@@ -209,7 +212,8 @@ class Scalars:
         self._interned: dict = {}
         self.leaves: list[Leaf] = []
         self.guards: list[Guard] = []
-        self.events: list = []  # ("read", leaf) and ("call", function, args, kwargs), in the body's order
+        # ("read", leaf), ("call", function, args, kwargs) and ("write", function, node or nodes), in the body's order
+        self.events: list = []
         self.updates: list[tuple[Leaf, ScalarNode]] = []  # counters written in the step
         self.writebacks: list[tuple[Callable, ScalarNode]] = []  # Python numbers written in the step
 
@@ -297,14 +301,7 @@ class HostProgram:
         scalars, env = self.scalars, dict(_NAMESPACE)
         index = {leaf: i for i, leaf in enumerate(scalars.leaves)}
         lines = ["def step(check):"]
-        for i, event in enumerate(scalars.events):
-            if event[0] == "read":
-                leaf = event[1]
-                env[f"r{index[leaf]}"] = leaf.read
-                lines.append(f"    v{index[leaf]} = r{index[leaf]}()")
-            else:
-                env[f"c{i}"], env[f"a{i}"], env[f"k{i}"] = event[1:]
-                lines.append(f"    c{i}(*a{i}, **k{i})")
+        used = self._used_leaves()
         names: dict[int, str] = {}
 
         def emit(node: ScalarNode) -> str:
@@ -319,6 +316,20 @@ class HostProgram:
                 lines.append(f"    {names[id(node)]} = {template.format(*args)}")
             return names[id(node)]
 
+        for i, event in enumerate(scalars.events):
+            if event[0] == "read":
+                leaf = event[1]
+                if leaf in used:
+                    env[f"r{index[leaf]}"] = leaf.read
+                    lines.append(f"    v{index[leaf]} = r{index[leaf]}()")
+            elif event[0] == "write":
+                env[f"p{i}"] = event[1]
+                nodes = event[2]
+                value = emit(nodes) if isinstance(nodes, ScalarNode) else f"({', '.join(emit(n) for n in nodes)},)"
+                lines.append(f"    p{i}({value})")
+            else:
+                env[f"c{i}"], env[f"a{i}"], env[f"k{i}"] = event[1:]
+                lines.append(f"    c{i}(*a{i}, **k{i})")
         env["fail"] = self._guard_failed
         seen = set()
         for i, guard in enumerate(scalars.guards):
@@ -343,6 +354,25 @@ class HostProgram:
         exec(compile(source, "<host step>", "exec"), env)
         self._step, self.source_code = env["step"], source
 
+    def _used_leaves(self) -> set:
+        """The leaves that something depends on."""
+        scalars = self.scalars
+        stack = [*self.outputs, *(g.node for g in scalars.guards)]
+        stack += [n for _, n in scalars.updates] + [n for _, n in scalars.writebacks]
+        for event in scalars.events:
+            if event[0] == "write":
+                stack += [event[2]] if isinstance(event[2], ScalarNode) else event[2]
+        leaves, seen = set(), set()
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if node.op == "leaf":
+                leaves.add(node.args[0])
+            stack += [a for a in node.args if isinstance(a, ScalarNode)]
+        return leaves
+
     def run(self) -> None:
         now = self._step(True)
         if now != self._last:
@@ -359,32 +389,52 @@ class HostProgram:
         )
 
 
+class _Counter:
+    """The tensors of one counter leaf, in one buffer, so that one write updates them all.
+
+    Another captured step with the same optimizer may move them to a buffer of its own; that is noticed by address.
+    """
+
+    def __init__(self, leaf: Leaf, tensors: list[torch.Tensor]):
+        self.leaf, self.tensors = leaf, tensors
+        self.convert = float if tensors[0].dtype.is_floating_point else int
+        self._gather()
+
+    def _gather(self):
+        first = self.tensors[0]
+        base, size = first.storage_offset(), len(self.tensors)
+        together = all(
+            t.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() and t.storage_offset() == base + i
+            for i, t in enumerate(self.tensors)
+        )
+        if not together:
+            buffer = torch.stack([t.detach().reshape(()) for t in self.tensors])
+            for i, t in enumerate(self.tensors):
+                t.set_(buffer.untyped_storage(), i, t.shape, t.stride())
+        self.address = first.data_ptr()
+        self.array = first.detach().as_strided((size,), (1,)).numpy()
+
+    def read(self):
+        if self.tensors[0].data_ptr() != self.address:
+            self._gather()
+        value = self.array[0]
+        if self.array.shape[0] > 1 and (self.array != value).any():
+            raise FrozenValueError(
+                f"The step counters {self.leaf.label} had one value when the step was captured and differ now.",
+                "do not change optimizer state between steps, or start a new DataExecutor after changing it",
+            )
+        return self.convert(value)
+
+    def write(self, value):
+        self.array[...] = value
+
+
 def coalesce(counters: dict[Leaf, list[torch.Tensor]]) -> None:
-    """Moves each leaf's counter tensors into one buffer and gives the leaf its `read` and `write`."""
+    """Gives each counter leaf its `read` and `write`."""
     for leaf, tensors in counters.items():
-        dtype = tensors[0].dtype
-        buffer = torch.empty(len(tensors), dtype=dtype)
         with torch.no_grad():
-            for i, t in enumerate(tensors):
-                buffer[i] = t
-        for i, t in enumerate(tensors):
-            t.set_(buffer.untyped_storage(), i, t.shape, t.stride())
-        array = buffer.numpy()
-        convert = int if not dtype.is_floating_point else float
-
-        def read(array=array, leaf=leaf, convert=convert):
-            first = array[0]
-            if array.shape[0] > 1 and (array != first).any():
-                raise FrozenValueError(
-                    f"The step counters {leaf.label} had one value when the step was captured and differ now.",
-                    "do not change optimizer state between steps, or start a new DataExecutor after changing it",
-                )
-            return convert(first)
-
-        def write(value, array=array):
-            array[...] = value
-
-        leaf.read, leaf.write = read, write
+            counter = _Counter(leaf, tensors)
+        leaf.read, leaf.write = counter.read, counter.write
 
 
 def as_number(value) -> bool:

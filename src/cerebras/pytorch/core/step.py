@@ -28,6 +28,7 @@ from .lifting import Lifter
 from .passes import _placeholders_first, eliminate_dead_code, functionalize
 from .program import StepProgram, spec_of
 from .scalars import HostProgram, Scalars, as_number
+from .surroundings import FrozenNames, Rebinding
 from .tensor import Cell, CsxTensor, aten
 
 logger = logging.getLogger("cerebras.pytorch")
@@ -44,6 +45,23 @@ class _Leaf:
     dtype: torch.dtype | None = None
 
 
+@dataclass(eq=False)
+class _Gradient:
+    """The gradient of one leaf that the step uses.
+
+    Attributes:
+        before, after: `param.grad` when the body started and when it ended.
+        used: the graph reads or writes the tensor `before`.
+        accumulated: the body's backward reached the leaf.
+    """
+
+    param: torch.Tensor
+    before: CsxTensor | None
+    after: CsxTensor | None
+    used: bool
+    accumulated: bool
+
+
 class CapturedStep:
     """The result of one capture: a program, its host side, and where its inputs live."""
 
@@ -53,36 +71,66 @@ class CapturedStep:
         self._numbers: list = []
         self._capture(args, kwargs)
         self.compiled: CompileResult | None = None
-        self._epoch = -1
+        self._epoch = self._activity = -1
+        self.modes = [(m, m.training) for m in modules]
+        self._consumes_gradients = any(g.used and g.before is not g.after for g in self.gradients)
 
     # capture
     def _capture(self, args, kwargs):
-        """Runs the body once, or twice where the first run shows that gradients are carried over; see note 2."""
+        """Runs the body; again where that shows that it carries gradients over or rebinds state. See notes 2 and 3."""
         self.kept_gradients: list[tuple] = []
+        owned: set = set()
         while True:
             recorder, lifter, rebinding, result, queue = self._run_body(args, kwargs)
             carried = [
                 p
-                for key, p in recorder.born_gradients.items()
-                if isinstance(p.grad, CsxTensor) and p.grad._cell.status == "pending" and key not in lifter.zeroed
+                for key, (p, before) in recorder.leaves.items()
+                if before is None and key in recorder.accumulated and key not in recorder.zeroed and _pending(p.grad)
             ]
-            if not carried:
+            rebound = rebinding.rebound()
+            again = bool(carried) or any((id(s.space), s.key) not in owned for s in rebound)
+            if not again:
                 break
             lifter.undo()
             rebinding.restore()
+            recorder.restore_gradients()
+            rebinding.own(rebound, owned)
             for p in carried:
-                zeros = torch.empty_strided(p.shape, p.stride(), dtype=p.grad.dtype, device=dev.execution_device()).zero_()
-                cell = Cell(real=zeros, name=_grad_name(p))
-                p.grad = CsxTensor(cell)
-                self.kept_gradients.append((p, p.grad, cell))
+                zeros = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=dev.execution_device()).zero_()
+                p.grad = CsxTensor(Cell(real=zeros, name=_grad_name(p)))
         self.optimizers = lifter.optimizers
         self._optimizer_states = [o.state for o in self.optimizers]
-        with torch.no_grad():
-            outputs = self._outputs(recorder, result, queue)
-            rebinding.settle(recorder)
-        self.kept_gradients = [(p, g, c) for p, g, c in self.kept_gradients if p.grad is g]
-        lifter.counters.finish()
-        self._finish(recorder, outputs, lifter)
+        try:
+            with torch.no_grad():
+                outputs = self._outputs(recorder, result, queue)
+                rebinding.settle(recorder)
+                self._settle_gradients(recorder)
+            lifter.counters.finish()
+            self._finish(recorder, outputs, lifter)
+        except Exception:
+            lifter.undo()
+            rebinding.restore()
+            recorder.restore_gradients()
+            raise
+
+    def _settle_gradients(self, recorder) -> None:
+        """Decides what becomes of each gradient at the end of the step."""
+        self.gradients: list[_Gradient] = []
+        for key, (p, before) in recorder.leaves.items():
+            now = p.grad
+            cell = before._cell if isinstance(before, CsxTensor) else None
+            used = cell is not None and cell in recorder.nodes and cell.status != "released"
+            if _pending(now) and used:
+                node = recorder.graph.call_function(aten.copy_.default, (recorder.nodes[cell], recorder.node_of(now)))
+                node.meta.update(recorder.nodes[now._cell].meta)
+                p.grad = now = before
+            elif _pending(now):
+                now._cell.status, now._cell.real = "released", None
+                now._cell.name = now._cell.name or _grad_name(p)
+            if before is not None or now is not None:
+                self.gradients.append(_Gradient(p, before, now, used, key in recorder.accumulated))
+            else:
+                self.gradients.append(_Gradient(p, None, None, False, key in recorder.accumulated))
 
     def _run_body(self, args, kwargs):
         scalars = Scalars()
@@ -94,14 +142,19 @@ class CapturedStep:
         traced = [self._add_leaf(recorder, i, paths[i], leaf) for i, leaf in enumerate(leaves)]
         args, kwargs = pytree.tree_unflatten(traced, self.spec)
         _name_state(self.modules)
-        rebinding = _Rebinding(self.fn, args, self.modules)
-        self.frozen = _FrozenNames(self.fn)
-        lifter = Lifter(recorder)
+        rebinding = Rebinding(self.fn, args, self.modules)
+        self.frozen = FrozenNames(self.fn, self.modules, args)
+        lifter = Lifter(recorder, rebinding)
         queue: list = []
         closures_module.recorded = queue
         try:
             with recording(recorder), lifter.installed(), _module_paths(recorder, self.modules), _no_cudnn():
                 result = self.fn(*args, **kwargs)
+        except BaseException:
+            lifter.undo()
+            rebinding.restore()
+            recorder.restore_gradients()
+            raise
         finally:
             closures_module.recorded = None
             recorder.remove_hooks()
@@ -253,8 +306,11 @@ class CapturedStep:
                 self._arguments.append((i, item.path))
                 self._template.append(None)
             else:
+                while item.cell.successor is not None:
+                    item.cell = item.cell.successor
                 real = tensor_module.resolve(item.cell)
                 self._template.append(real if item.kind != "host" else real.to(dev.execution_device()))
+        self._numbers_move = bool(self.num_scalars) and dev.execution_device().type != "cpu"
         if self.num_scalars:
             self._template.append(self.host.tensor[: self.num_scalars])
         self._epoch = tensor_module.epoch()
@@ -270,7 +326,7 @@ class CapturedStep:
                 for key, value in entries.items():
                     now = optimizer.state.get(p, {}).get(key)
                     if isinstance(value, CsxTensor) and isinstance(now, torch.Tensor):
-                        moved[value._cell] = now if isinstance(now, CsxTensor) else now.to(dev.csx())
+                        moved[value._cell] = now.to(dev.csx(), value.dtype)
                         optimizer.state[p][key] = moved[value._cell]
                     elif isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor):
                         with torch.no_grad():
@@ -325,18 +381,14 @@ class CapturedStep:
 
     def run(self, leaves, first: bool):
         """One step. Returns the fetched tensors."""
+        if self.stale():
+            self.bind()
         if not first:
             self.frozen.check(self.name)
             self.host.run()
-        if self.stale():
-            self.bind()
-        for param, grad, cell in self.kept_gradients:
-            if param.grad is not grad:
-                if param.grad is None:
-                    cell.real.zero_()
-                else:
-                    cell.real.copy_(tensor_module.resolve(param.grad._cell))
-                param.grad = grad
+            moved = self._consumes_gradients or self._activity != tensor_module.activity()
+            if moved:
+                self._take_gradients()
         inputs = self._template.copy()
         for i, path in self._arguments:
             leaf = leaves[path]
@@ -344,7 +396,47 @@ class CapturedStep:
             if real is None:
                 real = tensor_module.resolve(leaf._cell)
             inputs[i] = real
-        return self.compiled.call(inputs)
+        if self._numbers_move:
+            inputs[-1] = inputs[-1].to(dev.execution_device())
+        fetched = self.compiled.call(inputs)
+        if not first and moved:
+            self._leave_gradients()
+        self._activity = tensor_module.activity()
+        return fetched
+
+    def in_mode(self) -> bool:
+        """Whether its modules train, or not, as they did when the step was captured."""
+        for module, training in self.modes:
+            if module.training is not training:
+                return False
+        return True
+
+    def applicable(self) -> bool:
+        """False where a gradient is there that was not when the step was captured, or the other way round."""
+        if self._activity == tensor_module.activity():
+            return True
+        for g in self.gradients:
+            now = g.param.grad
+            if g.used and now is None and not g.accumulated:
+                return False
+            if g.before is None and now is not None and now._cell.status != "released":
+                return False
+        return True
+
+    def _take_gradients(self) -> None:
+        for g in self.gradients:
+            now = g.param.grad
+            if g.used and now is not g.before:
+                if now is None:
+                    g.before._cell.real.zero_()
+                else:
+                    g.before._cell.real.copy_(tensor_module.resolve(now._cell))
+                g.param.grad = g.before
+
+    def _leave_gradients(self) -> None:
+        for g in self.gradients:
+            if g.param.grad is not g.after:
+                g.param.grad = g.after
 
     def results(self, fetched):
         """What the traced function returns in this iteration, and the cells that become readable at its end."""
@@ -391,6 +483,10 @@ class CapturedStep:
                 "make the step's Python code the same in every iteration",
                 self.site,
             )
+
+
+def _pending(value) -> bool:
+    return isinstance(value, CsxTensor) and value._cell.status == "pending"
 
 
 def _grad_name(param) -> str | None:
@@ -470,117 +566,3 @@ def _no_cudnn():
     if dev.execution_device().type == "cuda":
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()
-
-
-class _Rebinding:
-    """Tensors that the body rebinds by name; see note 3."""
-
-    def __init__(self, fn, args, modules):
-        self.slots = []
-        seen = set()
-        holders = list(modules)
-        function = getattr(fn, "__func__", fn)
-        if isinstance(fn, types.MethodType):
-            holders.append(fn.__self__)
-        holders += [a for a in args if hasattr(a, "__dict__")]
-        closure = getattr(function, "__closure__", None) or ()
-        code = getattr(function, "__code__", None)
-        for name, cell in zip(code.co_freevars if code else (), closure):
-            with contextlib.suppress(ValueError):
-                value = cell.cell_contents
-                if isinstance(value, CsxTensor):
-                    self.slots.append((name, lambda c=cell: c.cell_contents, lambda v, c=cell: setattr(c, "cell_contents", v), value))
-                elif hasattr(value, "__dict__"):
-                    holders.append(value)
-        space = getattr(function, "__globals__", {})
-        for name in code.co_names if code else ():
-            value = space.get(name)
-            if isinstance(value, CsxTensor):
-                self._dict(space, name, name)
-            elif isinstance(value, torch.nn.Module):
-                holders.append(value)
-        for holder in holders:
-            for name, sub in holder.named_modules() if isinstance(holder, torch.nn.Module) else [("", holder)]:
-                if id(sub) in seen or isinstance(sub, (type, types.ModuleType, torch.Tensor)):
-                    continue
-                seen.add(id(sub))
-                spaces = [vars(sub)] if hasattr(sub, "__dict__") else []
-                if isinstance(sub, torch.nn.Module):
-                    spaces += [sub._buffers, sub._parameters]
-                for space in spaces:
-                    for key in list(space):
-                        if isinstance(space[key], CsxTensor):
-                            self._dict(space, key, f"{name or type(sub).__name__}.{key}")
-                self._before = getattr(self, "_before", [])
-                self._before.append((sub, name or type(sub).__name__, {k for s in spaces for k, v in s.items()
-                                                                     if isinstance(v, CsxTensor)}, spaces))
-
-    def _dict(self, space, key, label):
-        self.slots.append((label, lambda: space.get(key), lambda v: space.__setitem__(key, v), space[key]))
-
-    def restore(self):
-        for _, get, put, old in self.slots:
-            if get() is not old:
-                put(old)
-
-    def settle(self, recorder):
-        for label, get, put, old in self.slots:
-            now = get()
-            if now is old or not isinstance(now, CsxTensor) or now._cell is old._cell or now._cell.status != "pending":
-                continue
-            if now.shape != old.shape or now.dtype != old.dtype:
-                raise StaticGraphError(
-                    f"The step rebinds {label!r} from {tuple(old.shape)} {old.dtype} to {tuple(now.shape)} {now.dtype}.",
-                    "keep state tensors at one shape and dtype",
-                )
-            target, value = recorder.node_of(old), recorder.node_of(now)
-            node = recorder.graph.call_function(aten.copy_.default, (target, value))
-            node.meta.update(value.meta)
-            put(old)
-        for _, label, names, spaces in getattr(self, "_before", []):
-            for space in spaces:
-                for key, value in space.items():
-                    if isinstance(value, CsxTensor) and value._cell.status == "pending" and key not in names:
-                        warnings.warn(
-                            f"The traced step keeps a tensor it made in {label}.{key}; in later iterations it is not "
-                            "updated and cannot be read. Create it as a buffer before the step, or return it.",
-                            stacklevel=2,
-                        )
-
-
-class _FrozenNames:
-    """Python numbers that the body reads from its closure or from globals: constants of the graph, so they must stay."""
-
-    def __init__(self, fn):
-        function = getattr(fn, "__func__", fn)
-        while hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        self.watched = []
-        code = getattr(function, "__code__", None)
-        if code is None:
-            return
-        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-            with contextlib.suppress(ValueError):
-                if _is_scalar(cell.cell_contents):
-                    self.watched.append((name, cell, None, cell.cell_contents))
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            if _is_scalar(value):
-                self.watched.append((name, None, function.__globals__, value))
-        self.site = Site(code.co_filename, code.co_firstlineno, code.co_name)
-
-    def check(self, step_name):
-        for name, cell, space, value in self.watched:
-            now = cell.cell_contents if cell is not None else space.get(name)
-            if now is not value and now != value:
-                raise FrozenValueError(
-                    f"The traced step {step_name!r} reads the Python variable {name!r}, which was {value!r} when the "
-                    f"step was captured and is {now!r} now; the graph holds the first value.",
-                    f"pass {name!r} to the traced function as an argument (numbers that are passed are not frozen), "
-                    "or keep it in a tensor",
-                    self.site,
-                )
-
-
-def _is_scalar(value) -> bool:
-    return isinstance(value, (int, float, bool, str)) and not isinstance(value, type)

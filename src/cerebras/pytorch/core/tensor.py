@@ -3,7 +3,8 @@
 Notes:
 1. A `CsxTensor` is a wrapper subclass: shape, dtype and autograd of its own, and a `Cell` that knows the value. A cell
    is *resolved* (it has a real tensor on the execution device), *deferred* (its value is on the tape), *pending* (it
-   is made by the step that is running) or *dropped* (the backend was asked not to keep values).
+   is made by the step that is running), *released* (a gradient that a step freed after use) or *dropped* (the backend
+   was asked not to keep values).
 2. Operations outside a traced step on unresolved cells go on the tape; they run, in order, when a value is needed.
    Tensors that share memory keep doing so: views are replayed as views of the real tensors.
 3. Random operations on the tape keep a copy of the generator's state and advance the generator at once, by running on
@@ -18,6 +19,9 @@ import weakref
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
 
 from . import device as dev
 from .errors import StaticGraphError, TensorReadError, user_location
@@ -49,13 +53,15 @@ class Cell:
         status: "resolved", "deferred", "pending" or "dropped".
         made_at: (file, line) of the user's code that made it, where known.
         op: name of the operation that made it.
+        successor: the cell that took its place (`tensor.data = value`), else None.
     """
 
-    __slots__ = ("_fake", "real", "status", "made_at", "op", "name", "__weakref__")
+    __slots__ = ("_fake", "real", "status", "made_at", "op", "name", "successor", "__weakref__")
 
     def __init__(self, fake=None, real=None, status="resolved", made_at=None, op=None, name=None):
         self._fake, self.real, self.status = fake, real, status
         self.made_at, self.op, self.name = made_at, op, name
+        self.successor = None
 
     @property
     def fake(self) -> FakeTensor:
@@ -128,17 +134,52 @@ class CsxTensor(torch.Tensor):
     def data(self, value):
         if not isinstance(value, CsxTensor):
             value = value.to(self._label)
+        if active_recorder is not None:
+            active_recorder.set_data(self, value)
+            return
         if value.shape != self.shape or value.dtype != self.dtype:
-            raise StaticGraphError(
-                f"Setting .data of a csx tensor from {tuple(self.shape)} {self.dtype} "
-                f"to {tuple(value.shape)} {value.dtype} would change a static shape.",
-                "assign a new parameter of that shape before cstorch.compile",
-            )
-        self._cell = value._cell
+            self._become(value)
+            return
+        old, self._cell = self._cell, value._cell
+        if old is not value._cell:
+            old.successor = value._cell
+            if value._cell.name is None:
+                value._cell.name = old.name
         bump_epoch()
 
+    def _become(self, value):
+        """Takes another shape or dtype: `module.to(dtype)`; the object stays the same."""
+        value = CsxTensor(value._cell)
+        if isinstance(self, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, self.requires_grad)
+        try:
+            torch.utils.swap_tensors(self, value)
+        except RuntimeError as e:
+            raise StaticGraphError(
+                f"Setting .data of a csx tensor from {tuple(value.shape)} {value.dtype} to another shape or dtype is not "
+                f"possible once it is in use ({e}).",
+                "convert the model before cstorch.compile and before the optimizer is made",
+            ) from None
+        bump_epoch()
+
+    @property
+    def grad(self):
+        return _GRAD.__get__(self)
+
+    @grad.setter
+    def grad(self, value):
+        if active_recorder is not None:
+            active_recorder.sets_gradient(self, value)
+        else:
+            note_activity()
+        _GRAD.__set__(self, value)
+
+    @grad.deleter
+    def grad(self):
+        self.grad = None
+
     def to(self, *args, **kwargs):
-        target, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        target, dtype, _, memory_format = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
         other = args[0] if args else kwargs.get("other")
         if isinstance(other, torch.Tensor):
             target = other.device
@@ -168,22 +209,24 @@ class CsxTensor(torch.Tensor):
     def tolist(self):
         return read(self, "tolist()").tolist()
 
-    def __array__(self, dtype=None):
+    def __array__(self, dtype=None, copy=None):
         array = self.numpy()
-        return array if dtype is None else array.astype(dtype)
+        if dtype is not None:
+            array = array.astype(dtype)
+        return array.copy() if copy else array
 
     def data_ptr(self):
         return read(self, "data_ptr()").data_ptr()
 
     def __repr__(self, *, tensor_contents=None):
-        if self._cell.status == "deferred":
+        if self._cell.status == "deferred" and active_recorder is None:
             grad = ", requires_grad=True" if self.requires_grad else ""
             return f"tensor(<deferred>, size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'{grad})"
         text = repr(read(self, "print or repr").detach())
         return f"{text[:-1]}, device='{self.device}'{', requires_grad=True' if self.requires_grad else ''})"
 
     def __format__(self, spec):
-        if self.dim() == 0 and self._cell.status != "deferred":
+        if self.dim() == 0 and (self._cell.status != "deferred" or active_recorder is not None):
             return format(read(self, "format").item(), spec)
         return object.__format__(self, spec)
 
@@ -207,6 +250,9 @@ class CsxTensor(torch.Tensor):
         return plain.__reduce_ex__(protocol)
 
 
+_GRAD = torch.Tensor.grad
+
+
 def _called_from_torch() -> bool:
     import sys
 
@@ -227,6 +273,23 @@ def bump_epoch() -> None:
 def epoch() -> int:
     return _epoch
 
+
+# Operations on csx tensors outside of steps, and assignments of gradients, raise this number: while it stands still, no
+# gradient came or went.
+_activity = 0
+
+
+def note_activity() -> None:
+    global _activity
+    _activity += 1
+
+
+def activity() -> int:
+    return _activity
+
+
+# What becomes readable at the end of the running step; the backend empties it.
+pending_cells: list = []
 
 # The recorder that is active while a step's body runs, else None. Set by core.capture.
 active_recorder = None
@@ -251,6 +314,15 @@ def read(tensor: CsxTensor, how: str) -> torch.Tensor:
     return resolve(cell)
 
 
+def released_error(cell: Cell) -> StaticGraphError:
+    return StaticGraphError(
+        f"The gradient {cell.describe()} is not kept: its step clears gradients before the backward, so the compiled step "
+        "frees each one as soon as it was used.",
+        "use it inside that traced step and pass it to a step closure there; if another traced step applies it, clear "
+        "gradients there, after optimizer.step()",
+    )
+
+
 def resolve(cell: Cell) -> torch.Tensor:
     """The real tensor of a cell, replaying the tape where it is still deferred."""
     if cell.real is None:
@@ -261,6 +333,8 @@ def resolve(cell: Cell) -> torch.Tensor:
                 f"The tensor {cell.describe()} holds no data: the backend was configured with validate_only, "
                 "compile_only or drop_data. With drop_data, load a checkpoint that has it before the first step."
             )
+        elif cell.status == "released":
+            raise released_error(cell)
         elif cell.status == "pending":
             raise TensorReadError(f"The tensor {cell.describe()} is made by a step that has not run.", _MEND_READ)
     return cell.real
@@ -322,8 +396,12 @@ def run_outside_step(func, args, kwargs):
         if not isinstance(source, CsxTensor):
             return source
         return CsxTensor(source._cell, label=source._label)
+    note_activity()
     tensors = tensors_in(args, kwargs)
     csx_tensors = [t for t in tensors if isinstance(t, CsxTensor)]
+    if func is aten.set_.source_Tensor and isinstance(args[0], CsxTensor):
+        args[0].data = args[1]
+        return args[0]
     check_same_device(func, tensors)
     if func in _READS:
         with torch.no_grad():
@@ -336,6 +414,11 @@ def run_outside_step(func, args, kwargs):
     if torch.Tag.inplace_view in func.tags:
         raise StaticGraphError(f"{func} changes the shape of a csx tensor in place.", "use the out-of-place form")
     if any(t._cell.real is None for t in csx_tensors):
+        for t in csx_tensors:
+            if t._cell.status == "released" or t._cell.status == "pending" and tape.mode != "drop":
+                read(t, str(func))
+        if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], CsxTensor):
+            return _run_real(func, args, kwargs)  # a CPU tensor is written: its reader will not wait for the tape
         if tape.mode == "drop" and func is aten.copy_.default and isinstance(args[0], CsxTensor):
             return _load_into_dropped(args[0], args[1])
         return tape.record(func, args, kwargs)
@@ -356,9 +439,17 @@ def _run_real(func, args, kwargs):
     real_kwargs = {k: to_execution_device(map_tensors(real, v)) for k, v in kwargs.items()}
     out = func(*real_args, **real_kwargs)
 
+    pending = any(isinstance(t, CsxTensor) and t._cell.status == "pending" for t in tensors_in(args, kwargs))
+
     def wrapped(o):
         owner = owners.get(id(o))
-        return owner if owner is not None else CsxTensor(Cell(real=o))
+        if owner is not None:
+            return owner
+        cell = Cell(real=o)
+        if pending:  # made in the loop's body from what the step made: readable when that is
+            cell.status, cell.op, cell.made_at = "pending", str(func), user_location()
+            pending_cells.append(cell)
+        return CsxTensor(cell)
 
     return map_tensors(wrapped, out)
 
@@ -457,7 +548,8 @@ class Tape:
         records, self.records = self.records, []
         if self.log and len(records) > 1:
             logger.info("Initialising %d deferred tensor operations", len(records))
-        saved = torch.get_rng_state()
+        default = _default_generator()
+        saved = default.get_state()
         real = lambda v: _cells_to_real(v)  # noqa: E731
         try:
             with torch.no_grad():
@@ -474,7 +566,7 @@ class Tape:
                                 outer = generator.get_state()
                                 generator.set_state(state)
                             else:
-                                torch.set_rng_state(state)
+                                default.set_state(state)
                         out = func(*real(args), **{k: to_execution_device(real(v)) for k, v in kwargs.items()})
                         if state is not None and generator is not None:
                             generator.set_state(outer)
@@ -484,7 +576,13 @@ class Tape:
                         if cell is not None and cell.real is None:
                             cell.real, cell.status = o, "resolved"
         finally:
-            torch.set_rng_state(saved)
+            default.set_state(saved)
+
+
+def _default_generator() -> torch.Generator:
+    """What random operations on the execution device draw from."""
+    device = dev.execution_device()
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 def _cells_to_real(value):
@@ -497,7 +595,7 @@ def _cells_to_real(value):
 
 def _advance_generator(func, args, kwargs, generator):
     """Draws on scratch memory what the operation will draw; returns the generator's state before."""
-    state = generator.get_state() if generator is not None else torch.get_rng_state()
+    state = (generator if generator is not None else _default_generator()).get_state()
 
     def scratch(t):
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=dev.execution_device())
@@ -550,14 +648,25 @@ def register_factories() -> None:
         setattr(torch, name, _constructor(getattr(torch, name)))
 
 
+def _default_device() -> torch.device | None:
+    """The device of the innermost `with device:`; torch.get_default_device would call torch.tensor again."""
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return None
+
+
 def _constructor(original):
     """`torch.tensor` and its kin, for which a csx device means: make it on the CPU, then move it."""
 
     @functools.wraps(original)
     def construct(data, *args, **kwargs):
+        if isinstance(data, (torch.SymFloat, torch.SymInt)) and active_recorder is not None and active_recorder.host_ops:
+            with _python_dispatch._disable_current_modes():
+                return active_recorder.host_ops.number(data, kwargs.get("dtype"))
         device = kwargs.get("device")
-        if device is None:
-            device = None if isinstance(data, torch.Tensor) else torch.get_default_device()
+        if device is None and not isinstance(data, torch.Tensor):
+            device = _default_device()
         if not dev.is_csx(device):
             return original(data, *args, **kwargs)
         requires_grad = kwargs.pop("requires_grad", False)

@@ -64,4 +64,4 @@ def _map(fn, value):
         return {k: _map(fn, v) for k, v in value.items()}
     from ..utils.nest import map_torch_tensors
 
-    return map_torch_tensors(fn, value)
+    return map_torch_tensors(lambda scope, t: fn(t), value)

@@ -5,12 +5,13 @@ The file format is in `docs/checkpoint-format.md`.
 """
 
 from . import constants, serializers
-from .creation import full, full_like, ones, ones_like, set_lazy_creation, zeros, zeros_like
+from .background import check_saves, wait_for_saves
+from .creation import full, full_like, ones, ones_like, set_full_factory, set_lazy_creation, zeros, zeros_like
 from .deferred import DeferredFileTensor, DeferredFill, DeferredFullTensor, DeferredTensor
 from .load import load
 from .resolve import register_tensor_resolver, resolve_tensor
 from .rotation import CheckpointRotation
-from .save import adopt, save, set_max_checkpoints
+from .save import adopt, save, set_max_checkpoints, set_saving_process
 
 __all__ = [
     "CheckpointRotation",
@@ -19,6 +20,7 @@ __all__ = [
     "DeferredFullTensor",
     "DeferredTensor",
     "adopt",
+    "check_saves",
     "constants",
     "full",
     "full_like",
@@ -29,8 +31,11 @@ __all__ = [
     "resolve_tensor",
     "save",
     "serializers",
+    "set_full_factory",
     "set_lazy_creation",
     "set_max_checkpoints",
+    "set_saving_process",
+    "wait_for_saves",
     "zeros",
     "zeros_like",
 ]

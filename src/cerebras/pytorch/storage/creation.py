@@ -12,10 +12,22 @@ import torch
 from .deferred import DeferredFullTensor
 
 _lazy: Callable[[], bool] | None = None
+_factory: Callable[[torch.Size, Any, torch.dtype, torch.device | None], torch.Tensor | None] | None = None
+
+
+def set_full_factory(factory) -> None:
+    """Sets the function that makes constant tensors; None: `torch.full` makes them.
+
+    Args:
+        factory: takes shape, value (a number that fits the dtype), dtype, and the device of the tensor that a `_like`
+            function was given, else None; returns a tensor, or None where this one is not for it to make.
+    """
+    global _factory
+    _factory = factory
 
 
 def set_lazy_creation(predicate: Callable[[], bool] | None) -> None:
-    """Sets the function that decides at each call whether the creation functions defer; None: never."""
+    """Sets the function that tells at each call whether to make a `DeferredFullTensor`; asked after the factory."""
     global _lazy
     _lazy = predicate
 
@@ -60,6 +72,10 @@ def _checked(value: Any, dtype: torch.dtype | None) -> tuple[Any, torch.dtype]:
 def _full(shape, value, dtype, device=None) -> torch.Tensor:
     shape = _shape(shape)
     value, dtype = _checked(value, dtype)
+    if _factory is not None:
+        made = _factory(shape, value, dtype, device)
+        if made is not None:
+            return made
     if _lazy is not None and _lazy():
         return DeferredFullTensor(shape, dtype, value)
     return torch.full(shape, value, dtype=dtype, device=device)

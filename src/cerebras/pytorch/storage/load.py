@@ -11,6 +11,8 @@ import torch
 from cerebras.appliance.storage import H5Reader, MissingFileError, StorageError
 from cerebras.appliance.storage.h5_storage import HDF5_SIGNATURE
 
+from .background import wait_before_reading
+from .save import remember_loaded
 from .serializers import Reading
 
 _ZIP_SIGNATURE = b"PK\x03\x04"
@@ -38,6 +40,7 @@ def load(checkpoint_file: str | os.PathLike | IO, map_location=None, *, allow_pi
     if not isinstance(checkpoint_file, (str, os.PathLike)):
         return _load_file_object(checkpoint_file, map_location, allow_pickle, kwargs)
     path = os.fspath(checkpoint_file)
+    wait_before_reading(path)
     if os.path.isdir(path):
         raise StorageError(f"{path} is a directory, not a checkpoint file")
     try:
@@ -57,6 +60,7 @@ def load(checkpoint_file: str | os.PathLike | IO, map_location=None, *, allow_pi
 
 def _load_hdf5(path: str, map_location, allow_pickle: bool) -> Any:
     reader = H5Reader(path)
+    remember_loaded(path, reader.fstat)
     if map_location is None or (isinstance(map_location, str) and map_location == "cache"):
         return Reading(reader, "cache" if map_location else "lazy", None, allow_pickle).read()
     return Reading(reader, "eager", _placer(map_location), allow_pickle).read()

@@ -30,6 +30,7 @@ class CheckpointRotation:
        is never deleted.
     2. Newest is by the number, not by time. The file just written stays whatever its number.
     3. A file that is not the one written or adopted any more (another inode) is left alone.
+    4. A checkpoint that was loaded is adopted when the run writes a later step of its series: that is a resume.
 
     Args:
         limit: how many to keep; None keeps all.
@@ -37,6 +38,7 @@ class CheckpointRotation:
 
     def __init__(self, limit: int | None = None):
         self._files: dict[str, tuple[int, int]] = {}
+        self._loaded: dict[str, tuple[int, int]] = {}
         self.limit = limit
 
     @property
@@ -63,12 +65,24 @@ class CheckpointRotation:
             stat = os.lstat(path)
             self._files[path] = (stat.st_dev, stat.st_ino)
 
+    def loaded(self, path: str | os.PathLike, stat: os.stat_result) -> None:
+        """Remembers a checkpoint that was loaded, in case the run goes on from it."""
+        path = os.path.abspath(os.fspath(path))
+        if step_of(path) is not None:
+            self._loaded[path] = (stat.st_dev, stat.st_ino)
+
+    def _adopt_resumed(self, path: str) -> None:
+        series, step = _series_of(path), step_of(path)
+        for other in [p for p in self._loaded if _series_of(p) == series and step_of(p) < step]:
+            self._files.setdefault(other, self._loaded.pop(other))
+
     def wrote(self, path: str | os.PathLike) -> list[str]:
         """Counts a complete new checkpoint and deletes what is beyond the limit; returns the deleted paths."""
         path = os.path.abspath(os.fspath(path))
         if step_of(path) is None:
             return []
         self.adopt(path)
+        self._adopt_resumed(path)
         if self._limit is None:
             return []
         series = sorted((p for p in self._files if _series_of(p) == _series_of(path)), key=step_of)

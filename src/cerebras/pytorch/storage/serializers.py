@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -48,6 +47,7 @@ from .deferred import (
     DeferredTensor,
     filled,
 )
+from .memory import allocate, in_threads
 from .resolve import has_resolvers, identity_of, resolve_tensor
 
 _cache_deferred = contextvars.ContextVar("cache_deferred_tensors", default=False)
@@ -82,7 +82,7 @@ class Plan:
         links: key -> key of the leaf that holds the same tensor or array.
         views: key -> its place in the memory of another leaf, or of a buffer.
         buffers: stretches of storage that several tensors share and none of them covers.
-        standard_tree: whether version 0.5 can hold the nesting.
+        fit: how well version 0.5 can hold the nesting.
     """
 
     root: Any
@@ -90,7 +90,16 @@ class Plan:
     links: dict[str, str] = field(default_factory=dict)
     views: dict[str, dict] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    standard_tree: bool = True
+    fit: tree.Fit = tree.Fit.EXACT
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors that are stored."""
+        return sum(
+            leaf.value.nbytes
+            for leaf in self.leaves
+            if isinstance(leaf.value, torch.Tensor) and leaf.key not in self.links and leaf.key not in self.views
+        )
 
 
 def plan(obj: Any) -> Plan:
@@ -102,8 +111,8 @@ def plan(obj: Any) -> Plan:
     root, leaves = tree.flatten(obj)
     for leaf in leaves:
         _check(leaf)
-    standard = tree.assign_keys(root, leaves, lambda leaf: isinstance(leaf.value, _WITH_DATA))
-    out = Plan(root, leaves, standard_tree=standard)
+    fit = tree.assign_keys(root, leaves, lambda leaf: isinstance(leaf.value, _WITH_DATA))
+    out = Plan(root, leaves, fit=fit)
     _plan_sharing(out)
     return out
 
@@ -281,8 +290,12 @@ def _share(out: Plan, cluster: list[_Extent]) -> None:
 # Writing
 
 
-def write(planned: Plan, writer: H5Writer, version: str) -> None:
-    """Writes a planned object; only one tensor that had to be fetched or converted is in memory at a time."""
+def write(planned: Plan, writer: H5Writer, version: str, progress: Callable[[int], Any] = lambda nbytes: None) -> None:
+    """Writes a planned object; only one tensor that had to be fetched or converted is in memory at a time.
+
+    Args:
+        progress: called with the bytes of each tensor once it is written.
+    """
     out = _Writer(writer)
     for key, buffer in planned.buffers.items():
         out.data(key, {TYPE: "cstorch.Buffer"}, buffer.cpu().numpy(), extension=True)
@@ -293,11 +306,13 @@ def write(planned: Plan, writer: H5Writer, version: str) -> None:
             out.plain(leaf.key, planned.views[leaf.key] | {TYPE: "cstorch.TensorView"}, extension=True)
         else:
             out.value(leaf)
+            if isinstance(leaf.value, torch.Tensor):
+                progress(leaf.value.nbytes)
     writer.write_attribute(VERSION_ATTR, np.float64(VERSION))
     writer.write_attribute(__CSTORCH_VERSION__, version)
-    if planned.standard_tree:
+    if planned.fit is not tree.Fit.NONE:
         writer.write_attribute(SPEC_ATTR, tree.to_pytree_json(planned.root))
-    else:
+    if planned.fit is not tree.Fit.EXACT:
         writer.write_attribute(TREE_ATTR, tree.to_extension_json(planned.root))
         out.extended = True
     if out.extended:
@@ -335,6 +350,8 @@ class _Writer:
         key, value = leaf.key, leaf.value
         if isinstance(value, torch.Tensor):
             self.tensor(leaf)
+        elif isinstance(value, DeferredFill):
+            self.fill(leaf.key, value)
         elif isinstance(value, (np.ndarray, np.generic)):
             self.array(key, value)
         elif isinstance(value, (bytes, bytearray)):
@@ -477,7 +494,7 @@ class FileSource:
     def allocate(self) -> torch.Tensor:
         """Memory for all values."""
         self.check()
-        return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        return allocate(self.shape, self.dtype)
 
     def fill(self, out: torch.Tensor) -> None:
         """Reads all values into `out`."""
@@ -485,7 +502,7 @@ class FileSource:
 
     def _read(self, shape: torch.Size, rows: tuple[int, int] | None) -> torch.Tensor:
         self.check()
-        out = torch.empty(shape, dtype=self.dtype, device="cpu")
+        out = allocate(shape, self.dtype)
         self.reader.read_into(self.key, to_numpy(out), rows)
         return out
 
@@ -683,14 +700,9 @@ class Reading:
         return tensor
 
     def _read_pending(self) -> None:
-        """Reads the tensors allocated so far. Several threads, because most of the time goes into fresh memory."""
-        if sum(tensor.nbytes for _, tensor in self.pending) < 1 << 24:
-            for source, tensor in self.pending:
-                source.fill(tensor)
-        else:
-            with ThreadPoolExecutor(min(_READ_THREADS, os.cpu_count() or 1)) as pool:
-                for done in [pool.submit(source.fill, tensor) for source, tensor in self.pending]:
-                    done.result()
+        """Reads the tensors allocated so far, on every core: half of the time goes into fresh memory."""
+        nbytes = sum(tensor.nbytes for _, tensor in self.pending)
+        in_threads(FileSource.fill, self.pending, nbytes, min(_READ_THREADS, os.cpu_count() or 1))
         self.pending.clear()
 
     def _view(self, key: str, metadata: dict) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 Version 0.5 joins the path of a leaf with dots and writes the nesting as pytree JSON. Where that loses something (keys
 that join to the same name, keys that JSON or HDF5 cannot hold, containers it does not know) the extension's tree is
-written instead, in which each leaf names its key.
+written instead, in which each leaf names its key. A NamedTuple, which the original cannot read, is a tuple to it and a
+NamedTuple in the extension's tree, written beside.
 """
 
 import collections
@@ -10,6 +11,7 @@ import datetime
 import json
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,16 @@ _PYTREE_TYPES = {
     "namedtuple": "collections.namedtuple",
 }
 _KINDS = {name: kind for kind, name in _PYTREE_TYPES.items()}
+
+
+class Fit(Enum):
+    """How much of a nesting version 0.5 can hold: all, all but the names of NamedTuples, or not enough."""
+
+    EXACT = "exact"
+    AS_TUPLES = "as tuples"
+    NONE = "none"
+
+
 _MAX_DEPTH = 200
 
 
@@ -213,8 +225,8 @@ def _standard(node: Node | Leaf) -> bool:
     return all(map(_standard, node.children))
 
 
-def assign_keys(root: Node | Leaf, leaves: list[Leaf], has_data) -> bool:
-    """Gives each leaf its key. Returns whether version 0.5 can hold the nesting; else the extension's tree must.
+def assign_keys(root: Node | Leaf, leaves: list[Leaf], has_data) -> Fit:
+    """Gives each leaf its key. Returns how well version 0.5 can hold the nesting.
 
     Args:
         has_data: tells of a leaf whether it becomes a dataset, whose name must be one that HDF5 keeps.
@@ -239,7 +251,13 @@ def assign_keys(root: Node | Leaf, leaves: list[Leaf], has_data) -> bool:
         while leaf.key in seen:
             leaf.key += "_"
         seen.add(leaf.key)
-    return not bad and _standard(root)
+    if bad or not _standard(root):
+        return Fit.NONE
+    return Fit.AS_TUPLES if _has_namedtuple(root) else Fit.EXACT
+
+
+def _has_namedtuple(node: Node | Leaf) -> bool:
+    return isinstance(node, Node) and (node.kind == "namedtuple" or any(map(_has_namedtuple, node.children)))
 
 
 def to_pytree_json(root: Node | Leaf) -> str:
@@ -258,10 +276,8 @@ def _to_pytree(node: Node | Leaf) -> dict:
     context: Any = "null"
     if node.kind in ("dict", "OrderedDict"):
         context = json.dumps(node.keys)
-    elif node.kind == "namedtuple":
-        context = {"class_name": node.name, "fields": node.keys}
     return {
-        "type": _PYTREE_TYPES[node.kind],
+        "type": _PYTREE_TYPES["tuple" if node.kind == "namedtuple" else node.kind],
         "context": context,
         "children_spec": [_to_pytree(child) for child in node.children],
     }
@@ -292,10 +308,7 @@ def _from_pytree(data: dict, path: tuple) -> Node | Leaf:
     if node.kind in ("dict", "OrderedDict"):
         parts = node.keys = json.loads(context)
     elif node.kind == "namedtuple":
-        if isinstance(context, str):  # newer torch writes only the registered name of the class
-            node.name, node.keys = context.rpartition(".")[2], [f"field{index}" for index in parts]
-        else:
-            node.name, node.keys = context["class_name"], list(context["fields"])
+        node.name, node.keys = context.rpartition(".")[2], [f"field{index}" for index in parts]
     if len(parts) != len(data["children_spec"]):
         raise ValueError("keys and children differ in number")
     node.children = [_from_pytree(child, (*path, part)) for part, child in zip(parts, data["children_spec"])]

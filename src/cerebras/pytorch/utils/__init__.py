@@ -2,7 +2,9 @@
 
 import importlib
 
-_SUBMODULES = {"benchmark", "call_once", "cs_config", "data", "nest", "profiler", "step_closures", "tensorboard", "tracker", "utils"}
+_SUBMODULES = {
+    "benchmark", "call_once", "cs_config", "data", "nest", "profiler", "step_closures", "tensorboard", "tracker", "utils",
+}  # fmt: skip
 _NAMES = {
     "CSConfig": "cs_config",
     "DataExecutor": "data",

@@ -183,8 +183,12 @@ class Profiler:
         for step in self._steps:
             step(batch_size or 0)
 
+    def skip(self, seconds: float, batch_size: int | None) -> None:
+        """Leaves the step that took the last `seconds` out of the rates: it captured or compiled. Totals keep it."""
+        self._tracker.skip(seconds, batch_size or 0)
+
     def reset(self) -> None:
-        """Starts count and clock anew, so that compilation before the first step is not in the rates."""
+        """Starts count and clock anew."""
         self._tracker.reset()
 
     def set_flops(self, per_sample: float, supported: float) -> None:

@@ -1,5 +1,7 @@
 """`summarize_scalar` and `summarize_tensor`: values of a step, written to the executor's SummaryWriter."""
 
+import numbers
+
 import torch
 
 from ..core.closures import step_closure
@@ -16,6 +18,9 @@ def summarize_scalar(name: str, value) -> None:
 
     API reference: cerebras.pytorch.summarize_scalar.
     """
+    _check_name("summarize_scalar", name)
+    if not isinstance(value, (torch.Tensor, numbers.Real, torch.SymFloat, torch.SymInt)):
+        raise TypeError(f"summarize_scalar({name!r}) takes a number or a tensor of one element, not {value!r}")
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(
             f"summarize_scalar({name!r}) takes a tensor of one element, not shape {tuple(value.shape)}; "
@@ -29,9 +34,15 @@ def summarize_tensor(name: str, value: torch.Tensor) -> None:
 
     API reference: cerebras.pytorch.summarize_tensor.
     """
+    _check_name("summarize_tensor", name)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"summarize_tensor({name!r}) takes a tensor, not {type(value).__name__}")
     _write("add_tensor", name, value)
+
+
+def _check_name(function: str, name) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"{function}: the name must be a str, not {name!r}")
 
 
 @step_closure

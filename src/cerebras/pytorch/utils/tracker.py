@@ -18,7 +18,10 @@ class RateTracker:
     API page: cerebras.pytorch.utils.tracker.RateTracker
     """
 
-    __slots__ = ("_last_count", "_last_time", "_rate", "_start", "smooth_factor", "total_count")
+    __slots__ = (
+        "_last_count", "_last_time", "_rate", "_skipped_count", "_skipped_time", "_start", "smooth_factor",
+        "total_count",
+    )  # fmt: skip
 
     def __init__(self, smooth_factor: float | None = None):
         if smooth_factor is not None:
@@ -34,7 +37,15 @@ class RateTracker:
         self.total_count = 0
         self._start = self._last_time = time.perf_counter()
         self._last_count = 0
+        self._skipped_count, self._skipped_time = 0, 0.0
         self._rate: float | None = None
+
+    def skip(self, seconds: float, count: int) -> None:
+        """Leaves the last `seconds`, with the `count` items counted in them, out of the rates, not out of the totals."""
+        self._skipped_time += seconds
+        self._skipped_count += count
+        self._last_time = min(self._last_time + seconds, time.perf_counter())
+        self._last_count = min(self._last_count + count, self.total_count)
 
     def add(self, count: int) -> None:
         """Counts `count` more items."""
@@ -62,5 +73,8 @@ class RateTracker:
         return rate
 
     def global_rate(self) -> float:
-        """Items per second since the last reset; 0.0 before the first item."""
+        """Items per second since the last reset; 0.0 before the first item. Without what was skipped, if any is left."""
+        if self.total_count > self._skipped_count:
+            seconds = self.elapsed_seconds() - self._skipped_time
+            return (self.total_count - self._skipped_count) / max(seconds, 1e-9)
         return self.total_count / max(self.elapsed_seconds(), 1e-9) if self.total_count else 0.0

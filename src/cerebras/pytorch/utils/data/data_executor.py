@@ -11,7 +11,9 @@ from typing import Literal
 
 import torch
 
+from ... import backends
 from ...backend import current_backend_impl
+from ...core.closures import ClosureQueue, fetch
 from ..profiler import Activity, Profiler
 from .dataloader import DataLoader
 from .utils import Schedule, infer_batch_size
@@ -40,6 +42,11 @@ class DataExecutor:
         cs_config: DEPRECATED, pass cluster_config to the backend.
         writer: DEPRECATED but honoured: the SummaryWriter for summarize_scalar and summarize_tensor.
         micro_batch_size: DEPRECATED, set cstorch.backends.csx.performance.micro_batch_size.
+        additional_activities: DEPRECATED, release 2.0's name of profiler_activities.
+
+    After the loop `iteration` is `num_steps`; after a break it is that of the last step. Closures of a step that ends
+    with `break` run as well; an exception that one of them raises there is logged, since it cannot reach the loop. The
+    first NaN that a step closure gets is logged with its step.
 
     Raises:
         TypeError, ValueError: wrong types or numbers. RuntimeError: no backend, an empty loader.
@@ -56,6 +63,7 @@ class DataExecutor:
         cs_config=None,
         writer=None,
         micro_batch_size: MbsSetting = _UNSET,
+        additional_activities: list[type[Activity]] | None = None,
     ):
         if not isinstance(dataloader, DataLoader):
             raise TypeError(
@@ -67,19 +75,15 @@ class DataExecutor:
         self.num_steps = self._num_steps(num_steps)
         self.checkpoint_steps = self._checkpoint_steps(checkpoint_steps)
         self.activation_steps = self._activation_steps(activation_steps)
-        self.writer = self._deprecated(cs_config, writer, micro_batch_size)
-        if profiler_activities is not None:
-            for activity in profiler_activities:
-                if not (isinstance(activity, type) and issubclass(activity, Activity)):
-                    raise TypeError(f"profiler_activities takes Activity classes, not {activity!r}")
-        from ...core.closures import ClosureQueue
-
-        self.closures = ClosureQueue()
-        self.runs_closures = self.backend.is_e2e_execution
         self.profiler_activities = profiler_activities
-        self._profiler: Profiler | None = None
+        self.writer = writer
+        self._deprecated(cs_config, writer, micro_batch_size, additional_activities)
+        self._profiler = Profiler(self.profiler_activities)
+        self.closures = _Closures(self)
+        self.runs_closures = self.backend.is_e2e_execution
         self._artifact_dir: Path | None = None
         self._iteration = 0
+        self._running = False
         self.in_step = False
         self.finished = False
         self.batch_size: int | None = None
@@ -96,8 +100,9 @@ class DataExecutor:
                 logger.info("One step is done instead of %d: the backend only validates or compiles", num_steps)
             return 1
         if num_steps is None:
+            loader = self.dataloader.dataloader
             try:
-                num_steps = len(self.dataloader)
+                num_steps = len(loader)
             except TypeError:
                 raise ValueError(
                     "num_steps is needed: the input function's loader has no length.\n"
@@ -130,35 +135,25 @@ class DataExecutor:
             return reduced
         return steps
 
-    def _deprecated(self, cs_config, writer, micro_batch_size):
+    def _deprecated(self, cs_config, writer, micro_batch_size, additional_activities):
         if cs_config is not None:
-            warnings.warn(
-                "DataExecutor(cs_config=...) is deprecated: pass cluster_config to cstorch.backend",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            from ..cs_config import CSConfig
-
-            if not isinstance(cs_config, CSConfig) and type(cs_config).__name__ != "ClusterConfig":
-                raise TypeError(f"cs_config must be a CSConfig or ClusterConfig, not {type(cs_config).__name__}")
+            _deprecation("cs_config", "pass cluster_config to cstorch.backend")
             self.backend.use_cs_config(cs_config)
         if micro_batch_size is not _UNSET:
-            warnings.warn(
-                "DataExecutor(micro_batch_size=...) is deprecated: set cstorch.backends.csx.performance.micro_batch_size",
-                DeprecationWarning,
-                stacklevel=3,
-            )
-            from ... import backends
-
+            _deprecation("micro_batch_size", "set cstorch.backends.csx.performance.micro_batch_size")
             backends.csx.performance.micro_batch_size = micro_batch_size
-        if writer is not None and not hasattr(writer, "add_scalar"):
-            raise TypeError(f"writer must be a SummaryWriter, not {type(writer).__name__}")
-        return writer
+        if writer is not None:
+            if not hasattr(writer, "add_scalar"):
+                raise TypeError(f"writer must be a SummaryWriter, not {type(writer).__name__}")
+            _deprecation("writer", "it still works; new code calls writer.add_scalar in a @cstorch.step_closure")
+        if additional_activities is not None:
+            _deprecation("additional_activities", "pass profiler_activities")
+            self.profiler_activities = [*(self.profiler_activities or ()), *additional_activities]
 
     # state of the loop
     @property
     def iteration(self) -> int:
-        """0-based index of the current step."""
+        """0-based index of the current step; `num_steps` when the loop has ended."""
         return self._iteration
 
     @property
@@ -190,8 +185,8 @@ class DataExecutor:
         return self._artifact_dir if self._artifact_dir is not None else self.backend.artifact_dir
 
     @property
-    def profiler(self) -> Profiler | None:
-        """Rates and times of the run; `profiler.rate_tracker`."""
+    def profiler(self) -> Profiler:
+        """Rates and times of the run, without the steps that captured or compiled; `profiler.rate_tracker`."""
         return self._profiler
 
     def __len__(self):
@@ -220,20 +215,24 @@ class DataExecutor:
         if backend is not current_backend_impl():
             raise RuntimeError("The backend of this DataExecutor was replaced by another; make a new executor")
         outer = backend.executor
-        if outer is not None and not backend.is_cpu:
-            raise RuntimeError("Another DataExecutor is running on this backend; end its loop first")
+        if self._running or outer is not None and backend.is_csx:
+            which = "This" if self._running else "Another"
+            raise RuntimeError(f"{which} DataExecutor is running on this backend; end its loop first")
         self._make_artifact_dir()
-        self._profiler = Profiler(self.profiler_activities)
-        self._iteration, self.finished = 0, False
+        self._profiler = profiler = Profiler(self.profiler_activities)
+        self._iteration, self.finished, self._running = 0, False, True
+        closures, end_step, send, clock = self.closures, backend.end_step, backend.send_batch, time.perf_counter
+        closures.watching = True
         self.dataloader._executor = self
-        backend.begin_execution(self)
-        closures, profiler, end_step, send = self.closures, self._profiler, backend.end_step, backend.send_batch
         batches = self.dataloader.batches()
-        size_of = _BatchSize()
+        size_of = _BatchSize(static=backend.is_csx)
         try:
+            backend.begin_execution(self)
+            programs = backend.num_programs
             for iteration in range(self.num_steps):
                 batch = next(batches)
-                self.batch_size = size = size_of(batch)
+                started = clock()
+                self.batch_size = size = size_of(batch, iteration)
                 self._iteration = iteration
                 self.in_step = True
                 if iteration == 0:
@@ -241,35 +240,104 @@ class DataExecutor:
                 try:
                     yield send(batch)
                 except GeneratorExit:  # break: what the body queued belongs to a step that was done
-                    end_step(self)
-                    closures.flush()
+                    try:
+                        end_step(self)
+                        closures.flush()
+                    except Exception:
+                        logger.exception("A closure failed at step %d, with which the loop was left", iteration + 1)
                     raise
                 end_step(self)
                 profiler.step(size)
+                if backend.num_programs != programs:
+                    programs = backend.num_programs
+                    profiler.skip(clock() - started, size)
                 closures.flush()
                 self.in_step = False
-            self.finished = True
+            self._iteration, self.finished = self.num_steps, True
         finally:
-            self.in_step = False
+            self._running = self.in_step = False
             closures.clear()
             self.dataloader._executor = None
-            self._profiler.save(self._artifact_dir / "performance.json")
             batches.close()
-            backend.end_execution(self)
-            backend.executor = outer
+            try:
+                backend.end_execution(self)
+            finally:
+                backend.executor = outer
+                profiler.save(self._artifact_dir / "performance.json")
 
     def _write_track(self):
         seconds = round(time.monotonic() - self._setup_started, 6)
         (self._artifact_dir / "track.json").write_text(json.dumps({"Initialization": [seconds, {}]}))
 
 
+def _deprecation(name: str, instead: str) -> None:
+    warnings.warn(f"DataExecutor({name}=...) is deprecated: {instead}", DeprecationWarning, stacklevel=4)
+
+
+class _Closures(ClosureQueue):
+    """The queue of an executor; says once where a closure gets a NaN, which most often is the loss."""
+
+    def __init__(self, executor: "DataExecutor"):
+        super().__init__()
+        self.executor = executor
+        self.watching = True
+
+    def flush(self) -> None:
+        if self.watching:
+            for fn, args, kwargs in self._waiting:
+                if _has_nan(args) or kwargs and _has_nan(kwargs.values()):
+                    self.watching = False
+                    name = getattr(fn, "__qualname__", repr(fn))
+                    logger.warning("NaN at step %d, among the arguments of %s", self.executor.user_iteration, name)
+                    break
+        super().flush()
+
+
+def _has_nan(values) -> bool:
+    """True where a float scalar among the values, or in a dict, list or tuple of them, is NaN."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.dim() == 0 and value.is_floating_point():
+                number = fetch(value).item()
+                if number != number:
+                    return True
+        elif isinstance(value, (list, tuple)):
+            if _has_nan(value):
+                return True
+        elif isinstance(value, dict):
+            if _has_nan(value.values()):
+                return True
+        elif isinstance(value, float) and value != value:
+            return True
+    return False
+
+
 class _BatchSize:
-    """The size of the first dimension, found once by search and then by path."""
+    """The size of the first dimension, found once by search and then by path.
 
-    def __init__(self):
+    The eager backends take batches of any size; they say once that CSX (`static`), where shapes are part of the graph,
+    does not.
+    """
+
+    def __init__(self, static: bool):
         self.path: tuple | None = None
+        self.first: int | None = None
+        self.silent = static
 
-    def __call__(self, batch) -> int | None:
+    def __call__(self, batch, iteration: int) -> int | None:
+        size = self._size(batch)
+        if size != self.first and not self.silent:
+            if self.first is not None:
+                self.silent = True
+                logger.warning(
+                    "The batch of step %d has %s samples, the first one %d; the CSX backend needs batches of one size "
+                    "(drop_last=True)",
+                    iteration + 1, size, self.first,
+                )  # fmt: skip
+            self.first = self.first or size
+        return size
+
+    def _size(self, batch) -> int | None:
         if self.path is not None:
             value = batch
             try:
@@ -281,12 +349,14 @@ class _BatchSize:
         self.path = self._find(batch, ())
         if self.path is None:
             return infer_batch_size(batch)
-        return self(batch)
+        return self._size(batch)
 
     def _find(self, value, path):
         if isinstance(value, torch.Tensor):
             return path if value.dim() else None
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+        items = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+        )
         for key, item in items:
             found = self._find(item, (*path, key))
             if found is not None:

@@ -1,5 +1,7 @@
 """The data loader of the API: it takes the *function* that makes a loader."""
 
+import inspect
+import io
 import itertools
 import typing
 from collections.abc import Callable, Iterable
@@ -38,7 +40,7 @@ class DataLoader:
         *args, **kwargs: for `input_fn`.
 
     Attributes:
-        id: unique within the process; a copy has its own.
+        id: unique within the process; a copy (`copy.copy`, which starts afresh) keeps it.
 
     Raises:
         TypeError: `input_fn` is not callable; later, it returns no iterable.
@@ -56,9 +58,12 @@ class DataLoader:
         self._loader = None
         self._restored: tuple[dict, bool] | None = None
         self._executor = None
+        self._checkpointing = True
 
     def __copy__(self):
-        return type(self)(self.input_fn, *self.args, **self.kwargs)
+        copied = type(self)(self.input_fn, *self.args, **self.kwargs)
+        copied.id, copied._checkpointing = self.id, self._checkpointing
+        return copied
 
     def build(self):
         """Calls the input function."""
@@ -84,7 +89,11 @@ class DataLoader:
     @property
     def is_restartable(self) -> bool:
         """True where the loader has the four methods of `RestartableDataLoader`."""
-        return isinstance(self.dataloader, RestartableDataLoader)
+        return self._checkpointing and isinstance(self.dataloader, RestartableDataLoader)
+
+    def disable_dataloader_checkpointing(self) -> None:
+        """Release 2.0: treats the loader as one whose state is not saved, although it could be."""
+        self._checkpointing = False
 
     def batches(self) -> typing.Iterator:
         """Batches without end: passes over the loader follow each other.
@@ -117,10 +126,7 @@ class DataLoader:
             RuntimeError: the loader is not restartable, or this is no checkpoint step.
         """
         if not self.is_restartable:
-            raise RuntimeError(
-                f"{type(self.dataloader).__name__} is not restartable: it lacks one of state_dict, load_state_dict, "
-                "aggregate_state_dict, deaggregate_state_dict (cstorch.utils.data.RestartableDataLoader)"
-            )
+            raise self._not_restartable()
         executor = self._executor
         if executor is None or not executor.on_checkpoint_step:
             raise RuntimeError(
@@ -137,6 +143,12 @@ class DataLoader:
         with worker_state_context(state):
             return self.dataloader.aggregate_state_dict([self.dataloader.state_dict()])
 
+    def serialize_state_dict(self) -> bytes:
+        """Release 2.0: `state_dict()` as bytes, which `torch.load(io.BytesIO(...))` reads."""
+        buffer = io.BytesIO()
+        torch.save(self.state_dict(), buffer)
+        return buffer.getvalue()
+
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Restores a state before the first batch.
 
@@ -146,8 +158,18 @@ class DataLoader:
         if self._executor is not None:
             raise RuntimeError("A loader's state can be restored only before its executor starts")
         if not self.is_restartable:
-            raise RuntimeError(f"{type(self.dataloader).__name__} is not restartable: its state cannot be restored")
+            raise self._not_restartable()
         self._restored = (state_dict, strict)
+
+    def _not_restartable(self) -> RuntimeError:
+        if not self._checkpointing:
+            return RuntimeError("disable_dataloader_checkpointing() was called: this loader has no state")
+        methods = ("state_dict", "load_state_dict", "aggregate_state_dict", "deaggregate_state_dict")
+        missing = [m for m in methods if not callable(getattr(self.dataloader, m, None))]
+        return RuntimeError(
+            f"{type(self.dataloader).__name__} is not restartable: it lacks {', '.join(missing)}.\n"
+            "  Instead: return a loader with the methods of cstorch.utils.data.RestartableDataLoader"
+        )
 
     def _restore(self):
         if self._restored is None:
@@ -160,8 +182,6 @@ class DataLoader:
 
 def _call(method, state, strict):
     """Loaders may leave the `strict` argument out."""
-    import inspect
-
     parameters = inspect.signature(method).parameters
     takes = "strict" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return method(state, strict=strict) if takes else method(state)
