@@ -117,5 +117,7 @@ def table(head: list[str], rows: list[list]) -> str:
     """Columns of text, the first to the left."""
     text = [head, *([str(c) for c in row] for row in rows)]
     widths = [max(len(row[i]) for row in text) for i in range(len(head))]
-    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in text]
+    lines = [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in text
+    ]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])

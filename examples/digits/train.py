@@ -1,9 +1,9 @@
 """Trains a small CNN on scikit-learn's handwritten digits (1,797 real 8x8 images) on CPU, GPU or CSX.
 
-    python examples/digits/train.py                                 # captured, compiled, run: the CSX backend
-    python examples/digits/train.py --backend CPU                   # the same step, eager
-    python examples/digits/train.py --resume --steps 1200           # goes on from the newest checkpoint
-    tensorboard --logdir runs/digits
+python examples/digits/train.py                                 # captured, compiled, run: the CSX backend
+python examples/digits/train.py --backend CPU                   # the same step, eager
+python examples/digits/train.py --resume --steps 1200           # goes on from the newest checkpoint
+tensorboard --logdir runs/digits
 """
 
 import argparse

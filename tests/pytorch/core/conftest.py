@@ -128,7 +128,9 @@ def assert_same(got, want, tolerance=None):
             if tolerance is None:
                 assert torch.equal(value, expected), f"{key}: {value} instead of {expected}"
             else:
-                torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}")
+                torch.testing.assert_close(
+                    value, expected, rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
+                )
         elif isinstance(expected, float) and tolerance is not None:
             assert value == pytest.approx(expected, rel=tolerance), key
         else:

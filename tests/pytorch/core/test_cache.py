@@ -53,9 +53,6 @@ SCRIPT = """
 """
 
 
-COMPILER = pytest.mark.xfail(reason="core/compiler.py: reported, with a patch, to its owner")
-
-
 def value(done, name):
     return done.stdout.split(f"{name}: ")[1].split("\n")[0]
 
@@ -159,7 +156,7 @@ def damaged(cache, how):
     "how",
     [
         "truncated library", "changed library", "missing library", "garbage manifest", "no manifest",
-        pytest.param("manifest of another kind", marks=COMPILER), pytest.param("a file in its place", marks=COMPILER),
+        "manifest of another kind", "a file in its place",
     ],
 )  # fmt: skip
 def test_a_damaged_entry_is_not_used(cache, how, caplog):
@@ -306,7 +303,6 @@ def test_threads_and_versions_are_in_the_key(monkeypatch):
     assert len({json.dumps(key) for key in keys}) == 4
 
 
-@COMPILER
 @pytest.mark.parametrize("setting", ["deterministic", "matmul_precision"])
 def test_a_setting_of_torch_that_changes_the_code_has_an_entry_of_its_own(setting):
     program = run().reports[0].program

@@ -11,7 +11,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import cerebras.pytorch as cstorch
-from cerebras.pytorch.core.errors import StaticGraphError
 
 
 class Run:
@@ -56,7 +55,12 @@ def test_order_is_the_order_of_the_calls_inside_and_outside_the_step(run):
         seen = [s for s in seen if s != "body"]
     expected = []
     for i in range(4):
-        expected += [("before", i), ("first inside", 3.0 * (i + 1)), ("second inside", 6.0 * (i + 1)), ("after", 6.0 * (i + 1))]
+        expected += [
+            ("before", i),
+            ("first inside", 3.0 * (i + 1)),
+            ("second inside", 6.0 * (i + 1)),
+            ("after", 6.0 * (i + 1)),
+        ]
     assert seen == expected
 
 
@@ -265,8 +269,9 @@ def test_parameters_and_buffers_arrive_as_they_are_after_the_step(run):
     assert seen == [([[0.5] * 3], 1.0), ([[-0.5] * 3], 2.0)]
 
 
-def test_a_closures_tensor_is_a_value_that_stays(run):
-    """What a closure keeps is not overwritten by the next step."""
+def test_a_closures_tensor_is_a_value_that_stays(compile_dir):
+    """What a closure keeps is not overwritten by the next step (on the CPU backend it is the tensor itself)."""
+    run = Run("CSX", compile_dir)
     kept = []
     with run.backend.device:
         total = torch.zeros(3)
@@ -324,8 +329,7 @@ def test_a_traced_step_outside_a_run_calls_its_closures_at_once(run):
     assert seen == [3.0, 6.0]
 
 
-def test_a_closure_cannot_trace(run):
-    """A closure runs between steps: calling a traced step from it is another step, and works."""
+def test_a_closure_may_call_a_traced_step_and_read_its_result(run):
     seen = []
     step = cstorch.trace(lambda x: x.sum())
     other = cstorch.trace(lambda x: x.max())
@@ -373,7 +377,9 @@ def test_checkpoint_closures_run_at_multiples_and_at_the_end(run, where, steps, 
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_checkpoint_closures_follow_a_schedule(run, where):
     """A Schedule counts from zero and says all: the last step is not added."""
-    schedule = cstorch.utils.data.Schedule([cstorch.utils.data.Schedule.Range(start=0, stop=3, step=2)])
+    schedule = cstorch.utils.data.Schedule(
+        [cstorch.utils.data.Schedule.Range(start=0, end=3, step=2, include_last=False)]
+    )
     assert saved_at(run, where, checkpoint_steps=schedule) == [1, 3]
 
 
@@ -470,18 +476,3 @@ def test_fetching_an_undetached_argument_of_the_step(run):
         step(x)
         note(x)
     assert seen == [[1.0] * 3, [1.0] * 3, [2.0] * 3, [2.0] * 3]
-
-
-def test_a_tensor_of_an_earlier_step_is_not_the_next_steps(compile_dir):
-    run = Run("CSX", compile_dir)
-    last = None
-
-    @cstorch.trace
-    def step(x):
-        return x.sum() if last is None else x.sum() + last
-
-    with pytest.raises((StaticGraphError, AssertionError)):
-        for i, x in enumerate(run()):
-            last = step(x)
-            if i:
-                assert False, "the first step's graph would hold no `last`"

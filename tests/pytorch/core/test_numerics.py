@@ -42,8 +42,12 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 dict(
-                    norm1=nn.LayerNorm(width), qkv=nn.Linear(width, 3 * width, bias=False), out=nn.Linear(width, width),
-                    norm2=nn.LayerNorm(width), up=nn.Linear(width, 4 * width), down=nn.Linear(4 * width, width),
+                    norm1=nn.LayerNorm(width),
+                    qkv=nn.Linear(width, 3 * width, bias=False),
+                    out=nn.Linear(width, width),
+                    norm2=nn.LayerNorm(width),
+                    up=nn.Linear(width, 4 * width),
+                    down=nn.Linear(4 * width, width),
                 )  # fmt: skip
             )
             for _ in range(depth)

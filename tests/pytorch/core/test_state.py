@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import cerebras.pytorch as cstorch
+from cerebras.pytorch.core.errors import StaticGraphError, TensorReadError
 
 
 def mlp(width=6):
@@ -231,7 +232,7 @@ def test_batch_norm_of_cumulative_average(same_as_eager):
     def check(way):
         return regress(way, make)
 
-    with pytest.raises(cstorch.core.errors.TensorReadError, match="num_batches_tracked"):
+    with pytest.raises(TensorReadError, match="num_batches_tracked"):
         same_as_eager(check)
 
 
@@ -458,7 +459,9 @@ def test_frozen_parameters_stay(same_as_eager):
         model[0].requires_grad_(False)
         return model
 
-    same_as_eager(lambda way: regress(way, make, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.5)))
+    same_as_eager(
+        lambda way: regress(way, make, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.5))
+    )
 
 
 def test_parameters_without_gradient_have_no_state_and_do_not_decay(same_as_eager):
@@ -471,9 +474,7 @@ def test_parameters_without_gradient_have_no_state_and_do_not_decay(same_as_eage
             return self.used(x)
 
     def script(way):
-        model, optimizer = regress(
-            way, Partly, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.5)
-        )
+        model, optimizer = regress(way, Partly, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.5))
         assert model.unused.weight not in optimizer.state
         return model, optimizer
 
@@ -743,7 +744,8 @@ def test_optimizer_step_in_backward_hook(same_as_eager):
 def test_checkpointed_dropout_is_drawn_once(same_as_eager, reentrant):
     same_as_eager(
         lambda way: regress(
-            way, lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 3)),
+            way,
+            lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 3)),
             forward=lambda net, x: checkpoint(net, x.requires_grad_(), use_reentrant=reentrant),
         )  # fmt: skip
     )
@@ -1211,5 +1213,154 @@ def test_a_batch_tensor_changed_in_place(same_as_eager):
             way.keep(step(x, y))
             way.keep(x)
         return 0
+
+    same_as_eager(script)
+
+
+def test_hand_written_sgd_through_data(same_as_eager):
+    def script(way):
+        with way.device:
+            model = mlp()
+        net = way.compile(model)
+
+        @way.trace
+        def step(x, y):
+            loss = F.mse_loss(net(x), y)
+            loss.backward()
+            for p in model.parameters():
+                p.data = p.data - 0.1 * p.grad
+                p.grad = None
+            model[0].bias.data.mul_(0.9)
+            return loss
+
+        for x, y in way.loop(way.batches((8, 4), (8, 3))):
+            way.keep(step(x, y))
+        return model
+
+    same_as_eager(script)
+
+
+def test_hand_written_sgd_with_autograd_grad(same_as_eager):
+    def script(way):
+        with way.device:
+            w, b = torch.randn(4, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
+
+        @way.trace
+        def step(x, y):
+            loss = F.mse_loss(x @ w + b, y)
+            gw, gb = torch.autograd.grad(loss, (w, b))
+            with torch.no_grad():
+                w.sub_(0.1 * gw)
+                b.sub_(0.1 * gb)
+            return loss
+
+        for x, y in way.loop(way.batches((8, 4), (8, 3))):
+            way.keep(step(x, y))
+        return w.detach(), b.detach()
+
+    same_as_eager(script)
+
+
+def test_leaves_made_within_the_step_are_not_state(same_as_eager):
+    """An inner loop over a copy of the weight, as in meta-learning or adversarial training."""
+
+    def script(way):
+        with way.device:
+            model = nn.Linear(4, 3)
+        net = way.compile(model)
+        optimizer = sgd(model)
+
+        @way.trace
+        def step(x, y):
+            fast = model.weight.detach().clone().requires_grad_()
+            delta = torch.zeros_like(x).requires_grad_()
+            F.mse_loss((x + delta) @ fast.t(), y).backward()
+            loss = F.mse_loss(net(x + delta.grad.sign() * 0.1), y) + fast.grad.square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in way.loop(way.batches((8, 4), (8, 3))):
+            way.keep(step(x, y))
+        return model, optimizer
+
+    same_as_eager(script)
+
+
+def test_gradient_that_is_not_kept_says_so(way):
+    with way.device:
+        model = nn.Linear(4, 3)
+    net = way.compile(model)
+
+    @way.trace
+    def step(x, y):
+        model.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        return loss, model.weight.grad.norm()
+
+    @way.trace
+    def other(x):
+        return x.sum() + model.weight.grad.sum()
+
+    with pytest.raises(StaticGraphError, match="'weight.grad'.*not kept"):
+        for x, y in way.loop(way.batches((8, 4), (8, 3))):
+            way.keep(*step(x, y))
+            other(x)
+    with pytest.raises(StaticGraphError, match="'weight.grad'.*not kept"):
+        print(model.weight.grad)
+
+
+def test_gradients_of_the_user_between_steps_are_seen(same_as_eager):
+    """Gradients that appear, or vanish, between steps make another program, not a wrong one."""
+
+    def script(way):
+        with way.device:
+            model = nn.Linear(4, 3)
+        way.compile(model)
+        optimizer = sgd(model)
+
+        @way.trace
+        def update(x):
+            optimizer.step()
+            return model.weight.sum() + x.sum()
+
+        for i, (x, _) in enumerate(way.loop(way.batches((8, 4), (8, 3), steps=6))):
+            if i in (0, 3):
+                for p in model.parameters():
+                    p.grad = torch.full_like(p, 0.5 + i)
+            elif i == 2:
+                optimizer.zero_grad()
+            way.keep(update(x))
+        return model, optimizer
+
+    same_as_eager(script, captures=2)
+
+
+def test_nested_objects_hold_state(same_as_eager):
+    class Meter:
+        def __init__(self, device):
+            self.total = torch.zeros((), device=device)
+
+        def update(self, value):
+            self.total = self.total + value
+
+    class Run:
+        def __init__(self, device):
+            self.meters = {"loss": Meter(device), "list": [Meter(device)]}
+
+    def script(way):
+        run = Run(way.torch_device)
+
+        @way.trace
+        def step(x, y):
+            run.meters["loss"].update(x.sum())
+            run.meters["list"][0].update(y.sum())
+            return x.mean()
+
+        for x, y in way.loop(way.batches((8, 4), (8, 3))):
+            way.keep(step(x, y))
+        return run.meters["loss"].total, run.meters["list"][0].total
 
     same_as_eager(script)

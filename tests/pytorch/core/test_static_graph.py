@@ -671,3 +671,30 @@ def test_retracing_finds_the_operation_that_changed(csx):
             step(x)
     assert "relu" in str(e.value) and f"{__file__}:{line_of(body, 'relu')}" in str(e.value)
     assert backend.executor is None
+
+
+def test_a_variable_that_was_none_and_holds_a_tensor_later_is_refused_by_name(way):
+    last = None
+    step = way.trace(lambda x, y: x.sum() if last is None else x.sum() + last)
+    with pytest.raises(FrozenValueError, match="'last', which was None"):
+        for x, y in way.loop(way.batches((4, 4), (4, 3))):
+            last = step(x, y)
+
+
+def test_a_cache_that_the_step_fills_itself_is_computed_at_every_step(way):
+    class Model(nn.Module):
+        mask = None
+
+        def __init__(self):
+            super().__init__()
+            self.cache = None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.ones_like(x).triu()
+            return x * self.cache
+
+    net = way.compile(Model())
+    data = way.batches((4, 4), (4, 3))
+    with pytest.warns(UserWarning, match="cache"):
+        assert run(way, lambda x, y: net(x).sum(), data) == [[x.triu().sum()] for x, _ in data]

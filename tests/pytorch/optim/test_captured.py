@@ -13,6 +13,7 @@ from cerebras.pytorch.optim import weight_decay_scheduler as wds
 
 STEPS = 8
 
+
 @pytest.fixture(autouse=True)
 def interpreted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -269,3 +269,65 @@ def test_creation_functions():
             storage.full((2,), "x")
     finally:
         storage.set_lazy_creation(None)
+
+
+def test_a_factory_makes_what_it_wants_to():
+    asked = []
+
+    def factory(shape, value, dtype, device):
+        asked.append((tuple(shape), value, dtype, device))
+        return storage.DeferredFullTensor(shape, dtype, value) if value else None
+
+    storage.set_full_factory(factory)
+    try:
+        assert isinstance(storage.ones((2,)), storage.DeferredFullTensor)
+        assert type(storage.zeros_like(torch.ones(3, dtype=torch.int8))) is torch.Tensor
+    finally:
+        storage.set_full_factory(None)
+    assert type(storage.ones(2)) is torch.Tensor
+    assert asked == [((2,), 1, torch.float32, None), ((3,), 0, torch.int8, torch.device("cpu"))]
+
+
+def test_loading_one_tensor_of_a_large_file_reads_its_bytes_and_the_metadata_only(tmp_path):
+    """Measured by the system: /proc/self/io counts the bytes of all reads of a process."""
+    state = {f"w{index}": torch.full((250_000,), float(index)) for index in range(50)}
+    storage.save(state, tmp_path / "big.mdl")
+    script = """
+import sys
+from cerebras.pytorch import storage
+storage.load(sys.argv[2])["w"].clone()  # imports
+def read():
+    return int(next(line for line in open("/proc/self/io") if line.startswith("rchar")).split()[1])
+before = read()
+lazy = storage.load(sys.argv[1])
+opened = read()
+assert float(lazy["w7"][3]) == 7
+row = read()
+assert lazy["w9"].sum() == 9 * 250_000
+print(opened - before, row - opened, read() - row)
+"""
+    storage.save({"w": torch.ones(1)}, tmp_path / "small.mdl")
+    command = [sys.executable, "-c", script, str(tmp_path / "big.mdl"), str(tmp_path / "small.mdl")]
+    opening, row, tensor = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
+    assert opening < 300_000 and row < 20_000 and 1_000_000 <= tensor < 1_020_000
+
+
+def test_mapped_tensors_are_private_and_checked(tmp_path):
+    state = {
+        "f": torch.arange(12.0).reshape(3, 4),
+        "b": torch.ones(5, dtype=torch.bfloat16),
+        "m": torch.tensor([True, False]),
+        "s": torch.tensor(3.0),
+        "e": torch.zeros(0),
+    }
+    storage.save(state, tmp_path / "a.mdl")
+    whole = (tmp_path / "a.mdl").read_bytes()
+    out = storage.load(tmp_path / "a.mdl", "cpu", mmap=True)
+    assert all(type(out[key]) is torch.Tensor and torch.equal(out[key], state[key]) for key in state)
+    assert out["b"].dtype == torch.bfloat16 and out["m"].dtype == torch.bool
+    out["f"].zero_()
+    assert (tmp_path / "a.mdl").read_bytes() == whole
+    at = whole.index(state["f"].numpy().tobytes())
+    (tmp_path / "b.mdl").write_bytes(whole[:at] + b"\1" + whole[at + 1 :])
+    with pytest.raises(RuntimeError, match="'f' are damaged"):
+        storage.load(tmp_path / "b.mdl", "cpu", mmap=True)

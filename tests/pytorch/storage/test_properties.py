@@ -4,7 +4,6 @@ import collections
 import datetime
 import os
 import random
-import time
 from pathlib import Path
 
 import hypothesis.extra.numpy as hnp
@@ -14,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cerebras.appliance.storage import StorageError
+from cerebras.appliance.storage import StorageError, h5_storage
 from cerebras.pytorch import storage
 from cerebras.pytorch.storage.constants import DTYPES
 
@@ -96,7 +95,7 @@ def check(value, expected):
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(state=states, mode=st.sampled_from([None, "cache", "cpu"]), compression=st.sampled_from([None, None, "lz4"]))
 def test_a_state_comes_back_as_it_was(tmp_path_factory, state, mode, compression):
     directory = tmp_path_factory.mktemp("trip")
@@ -156,36 +155,43 @@ def test_damage_never_gives_other_values(tmp_path, size, compression):
     whole = (tmp_path / "a.mdl").read_bytes()
     rng = random.Random(1)
     outcomes = collections.Counter()
-    for index in range(400):
+    for index in range(200):
         broken = tmp_path / f"{index}.mdl"
         broken.write_bytes(damaged(whole, rng, index))
         try:
-            loaded = storage.load(broken, "cpu" if index % 2 else None)
+            loaded = storage.load(broken, "cpu" if index % 2 else None, mmap=index % 3 == 0)
             check(loaded, state)
             outcomes["right"] += 1
         except StorageError:
             outcomes["refused"] += 1
         os.unlink(broken)
-    assert outcomes["refused"] > 100 and sum(outcomes.values()) == 400
+    assert outcomes["refused"] > 60 and sum(outcomes.values()) == 200
 
 
-@pytest.mark.parametrize("name", ["tensors.mdl", "shared.mdl", "structure.mdl"])
-def test_a_damaged_file_of_the_original_loads_or_is_refused_in_bounded_time(tmp_path, name):
+def test_a_damaged_file_of_the_original_loads_or_is_refused(tmp_path, probe):
     """Its files have no checksums: a flipped bit in the values cannot be noticed, everything else ends well."""
-    whole = (Path(__file__).parent / "data" / name).read_bytes()
     rng = random.Random(2)
-    slowest = 0.0
-    for index in range(150):
+    for index in range(6):
+        name = ("tensors.mdl", "shared.mdl", "structure.mdl")[index % 3]
+        whole = (Path(__file__).parent / "data" / name).read_bytes()
         broken = tmp_path / f"{index}.mdl"
         broken.write_bytes(damaged(whole, rng, index))
-        start = time.process_time()
         try:
             storage.load(broken, "cpu")
         except StorageError:
             pass
-        slowest = max(slowest, time.process_time() - start)
-        os.unlink(broken)
-    assert slowest < 5  # bounded, not fast: a hang would be minutes
+
+
+def test_a_file_on_which_hdf5_loops_for_ever_is_refused(tmp_path, monkeypatch, probe):
+    """A page of zeros in a global heap: found by `test_damage_never_gives_other_values` before files had a seal."""
+    monkeypatch.setattr(h5_storage, "PROBE_SECONDS", 2)
+    storage.save({"t": torch.arange(64.0), "v": [1, "s"]}, tmp_path / "whole.mdl")
+    data = bytearray((tmp_path / "whole.mdl").read_bytes()[:-1])  # without seal
+    assert data.index(b"GCOL") < 512
+    data[512:1024] = bytes(512)
+    (tmp_path / "a.mdl").write_bytes(data)
+    with pytest.raises(StorageError, match="did not end"):
+        storage.load(tmp_path / "a.mdl")
 
 
 def test_a_date_is_not_a_datetime(tmp_path):

@@ -76,6 +76,16 @@ def test_a_file_put_in_place_of_ours_stays(tmp_path, rotate):
     assert names(tmp_path) == ["c_1.mdl", "c_2.mdl"]
 
 
+def test_the_checkpoint_a_run_resumes_from_is_adopted_when_a_later_step_is_saved(tmp_path, rotate):
+    for name in ("c_1.mdl", "c_2.mdl", "c_9.mdl", "other_1.mdl"):
+        storage.save([1], tmp_path / name)
+    rotate.__init__(limit=1)  # a new run
+    for name in ("c_2.mdl", "c_9.mdl", "other_1.mdl"):
+        storage.load(tmp_path / name)
+    storage.save([3], tmp_path / "c_3.mdl")
+    assert names(tmp_path) == ["c_1.mdl", "c_3.mdl", "c_9.mdl", "other_1.mdl"]
+
+
 @pytest.mark.parametrize("limit", [0, -1])
 def test_limits_that_would_keep_nothing_are_refused(limit):
     with pytest.raises(ValueError, match="positive"):

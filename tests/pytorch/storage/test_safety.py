@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from cerebras.appliance.storage import StorageError
+from cerebras.appliance.storage.checksum import Seal
 from cerebras.pytorch import storage
 from cerebras.pytorch.storage.tree import leaf_spec_json
 
@@ -35,9 +36,11 @@ class Payload:
 def edited(path):
     """The open file, without the checksums that would give the change away: a forger would make new ones."""
     with h5py.File(path, "r+") as file:
-        for name in ("__cstorch_digest__", "__cstorch_checksums__"):
-            del file.attrs[name]
+        del file.attrs["__cstorch_checksums__"]
         yield file
+    data = path.read_bytes()
+    if data.endswith(Seal.MAGIC):
+        path.write_bytes(data[:-1])
 
 
 def plant(path, key, metadata, spec_keys=None, **attributes):
@@ -249,6 +252,55 @@ for size in (10_000_000, 30_000):  # in the data, and in the metadata
     assert storage.load(tmp_path / "old_1.mdl") == [1]
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 20 MB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", directory], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield directory
+    subprocess.run(["umount", "-l", directory], check=True)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("numel", [10_000_000, 3_240_000])  # full in the data, and about where the metadata follow
+def test_a_full_file_system_gives_a_clear_error_and_keeps_the_old_file(small_disk, numel, background):
+    storage.save({"t": torch.ones(2_000_000)}, small_disk / "c_1.mdl")
+    with pytest.raises(OSError) as caught:
+        storage.save({"t": torch.ones(numel)}, small_disk / "c_2.mdl", background=background)
+        storage.wait_for_saves()
+    assert caught.value.errno == 28 or "space" in str(caught.value)
+    assert [path.name for path in small_disk.iterdir()] == ["c_1.mdl"]
+    assert storage.load(small_disk / "c_1.mdl", "cpu")["t"].sum() == 2_000_000
+    storage.save({"t": torch.ones(1000)}, small_disk / "c_2.mdl")
+
+
+def test_a_read_only_directory_is_a_clear_error(small_disk):
+    storage.save([1], small_disk / "c_1.mdl")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(OSError, match="Read-only file system"):
+        storage.save([2], small_disk / "c_2.mdl")
+    assert storage.load(small_disk / "c_1.mdl") == [1]
+
+
+def test_a_reader_that_is_reading_while_the_next_is_written_sees_its_own_file(tmp_path):
+    storage.save({"t": torch.ones(100_000)}, tmp_path / "a.mdl")
+    reader = storage.load(tmp_path / "a.mdl")
+
+    def read(tensor):
+        assert reader["t"].sum() == 100_000
+        return None
+
+    undo = storage.register_tensor_resolver(read)
+    try:
+        storage.save({"t": torch.zeros(100_000)}, tmp_path / "b.mdl")
+    finally:
+        undo()
+    assert storage.load(tmp_path / "b.mdl")["t"].sum() == 0
+
+
 def test_an_error_while_writing_removes_the_temporary_file(tmp_path):
     def fail(tensor):
         raise KeyError("no such weight")
@@ -262,13 +314,23 @@ def test_an_error_while_writing_removes_the_temporary_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_kill_9_while_saving(tmp_path, caplog):
-    """Eight kills: the earlier checkpoint stays, no final name is partial, the remains are removed by the next save."""
+def _wait_for_temporary(directory):
+    until = time.monotonic() + 30
+    before = set(directory.glob("*.tmp"))
+    while set(directory.glob("*.tmp")) <= before and time.monotonic() < until:
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("kills", "numel"), [(2, 1_250_000), pytest.param(30, 5_000_000, marks=pytest.mark.slow)], ids=["50 MB", "200 MB"]
+)
+def test_kill_9_while_saving(tmp_path, caplog, kills, numel):
+    """The earlier checkpoint stays, no final name is partial, the remains are named and removed by the next save."""
     storage.save({"step": 0, "t": torch.arange(1000)}, tmp_path / "ckpt_0.mdl")
     script = """
 import sys, torch
 from cerebras.pytorch import storage
-state = {f"w{i}": torch.full((1_250_000,), float(i)) for i in range(10)}
+state = {f"w{i}": torch.full((int(sys.argv[3]),), float(i)) for i in range(10)}
 print("ready", flush=True)
 for step in range(int(sys.argv[2]), 10_000):
     storage.save(state | {"step": step}, f"{sys.argv[1]}/ckpt_{step}.mdl")
@@ -276,12 +338,14 @@ for step in range(int(sys.argv[2]), 10_000):
 """
     rng = random.Random(5)
     stale = 0
-    for round in range(8):
+    for round in range(kills):
         child = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path), str(1000 * (round + 1))], stdout=subprocess.PIPE
+            [sys.executable, "-c", script, str(tmp_path), str(1000 * (round + 1)), str(numel)], stdout=subprocess.PIPE
         )
         assert child.stdout.readline() == b"ready\n"
-        time.sleep(rng.uniform(0.01, 0.4))
+        if round % 2:
+            _wait_for_temporary(tmp_path)  # at least every second kill falls into a save
+        time.sleep(rng.uniform(0.01, 0.2))
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
@@ -290,7 +354,7 @@ for step in range(int(sys.argv[2]), 10_000):
             loaded = storage.load(path)
             assert loaded["step"] == int(path.stem.split("_")[1])
             if loaded["step"]:
-                assert all(torch.equal(loaded[f"w{i}"], torch.full((1_250_000,), float(i))) for i in range(10))
+                assert all(torch.equal(loaded[f"w{i}"], torch.full((numel,), float(i))) for i in range(10))
                 path.unlink()
     assert storage.load(tmp_path / "ckpt_0.mdl")["t"].sum() == 499500
     assert stale, "no kill fell into a save"
@@ -322,7 +386,7 @@ def test_temporary_files_of_others_are_left_alone(tmp_path):
     assert float(storage.load(tmp_path / "a.mdl")[0]) == 1
 
 
-def test_a_reader_of_a_file_that_is_open_for_writing_does_not_hang_or_fail(tmp_path):
+def test_a_reader_of_a_file_that_is_open_for_writing_does_not_hang_and_says_so(tmp_path):
     storage.save([1], tmp_path / "a.mdl")
     script = "import h5py, sys; f = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.read()"
     other = subprocess.Popen(
@@ -330,6 +394,8 @@ def test_a_reader_of_a_file_that_is_open_for_writing_does_not_hang_or_fail(tmp_p
     )
     with other:
         assert other.stdout.readline() == b"open\n"
-        assert storage.load(tmp_path / "a.mdl") == [1]
+        with pytest.raises(StorageError, match="open for writing"):
+            storage.load(tmp_path / "a.mdl")
+    assert storage.load(tmp_path / "a.mdl") == [1]
     with h5py.File(tmp_path / "a.mdl", "r"):  # the same process, with other lock settings
         assert storage.load(tmp_path / "a.mdl") == [1]

@@ -2,10 +2,11 @@
 
 Data: each 4096-byte block is summed as little-endian 64-bit words, and the sums are hashed with BLAKE2b. That runs at the
 speed of memory, and notices every change within one word of a block and every block that is lost, zeroed or moved; it is
-made for accidents, not against forgery. Metadata: BLAKE2b over all names and values.
+made for accidents, not against forgery. Metadata: BLAKE2b over every byte of the file that is not data.
 """
 
 import hashlib
+import os
 
 import numpy as np
 
@@ -38,14 +39,57 @@ class DataChecksum:
         return self._sums.hexdigest()
 
 
-def digest_of(attributes: dict[str, object]) -> str:
-    """The checksum of names and values (str, numbers, bool, small arrays), whatever their order."""
-    out = hashlib.blake2b(digest_size=_DIGEST_SIZE)
-    for name in sorted(attributes):
-        value = attributes[name]
-        text = value if isinstance(value, str) else repr(value.item() if isinstance(value, np.generic) else value)
-        for part in (name, type(value).__name__ if isinstance(value, str) else "number", text):
-            data = part.encode("utf-8", "surrogateescape")
-            out.update(len(data).to_bytes(8, "little"))
-            out.update(data)
-    return out.hexdigest()
+class Seal:
+    """The end of a file: which stretches are data, and the checksum of everything else, the metadata.
+
+    A reader compares the metadata with it before HDF5 parses them: on damaged metadata HDF5 can loop for ever.
+    Layout: pairs of offset and size (uint64, little-endian) for each stretch, their number, the size of the HDF5 file
+    before the seal, 16 bytes of checksum, 8 bytes of `MAGIC`.
+    """
+
+    MAGIC = b"\x89CSTSEAL"
+    _FIXED = 8 + 8 + _DIGEST_SIZE + len(MAGIC)
+    _MARGIN = 64  # stretches closer than this are one; between them is only padding
+
+    @classmethod
+    def make(cls, fd: int, extents: list[tuple[int, int]]) -> bytes:
+        """The seal for the finished HDF5 file `fd`."""
+        size = os.fstat(fd).st_size
+        merged: list[list[int]] = []
+        for offset, nbytes in sorted(extents):
+            if merged and offset - sum(merged[-1]) <= cls._MARGIN:
+                merged[-1][1] = offset + nbytes - merged[-1][0]
+            else:
+                merged.append([offset, nbytes])
+        head = np.array(merged, "<u8").tobytes() + np.array([len(merged), size], "<u8").tobytes()
+        return head + cls._checksum(fd, head, merged, size) + cls.MAGIC
+
+    @classmethod
+    def check(cls, fd: int) -> bool | None:
+        """Whether the metadata are as sealed; None where the file has no seal."""
+        whole = os.fstat(fd).st_size
+        if whole < cls._FIXED:
+            return None
+        fixed = os.pread(fd, cls._FIXED, whole - cls._FIXED)
+        if fixed[-len(cls.MAGIC) :] != cls.MAGIC:
+            return None
+        count, size = (int(n) for n in np.frombuffer(fixed[:16], "<u8"))
+        if size + 16 * count + cls._FIXED != whole:
+            return False
+        head = os.pread(fd, 16 * count, size)
+        extents = np.frombuffer(head, "<u8").reshape(-1, 2).tolist()
+        return cls._checksum(fd, head + fixed[:16], extents, size) == fixed[16 : 16 + _DIGEST_SIZE]
+
+    @classmethod
+    def _checksum(cls, fd: int, head: bytes, extents, size: int) -> bytes:
+        out = hashlib.blake2b(head, digest_size=_DIGEST_SIZE)
+        at = 0
+        for offset, nbytes in [*extents, (size, 0)]:
+            while at < min(offset, size):
+                part = os.pread(fd, min(1 << 20, offset - at), at)
+                if not part:
+                    return b""
+                out.update(part)
+                at += len(part)
+            at = max(at, offset + nbytes)
+        return out.digest()

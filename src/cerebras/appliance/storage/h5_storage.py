@@ -15,16 +15,21 @@ What the reader promises:
 2. Contiguous data are read at their file offset with `preadv` into the caller's memory.
 3. Every read first compares inode, size and modification time with those at opening. A deleted file can still be read.
 4. Nothing outside the file is followed: external links, external raw data and virtual datasets are refused.
-5. The metadata are compared with their digest at opening, and data with their checksum whenever an array is read whole.
+5. The metadata are compared with the file's seal before HDF5 parses them, and data with their checksum whenever an array
+   is read whole. HDF5 can crash or loop on damaged metadata, so a file without seal, such as one of the original, is
+   first opened in another process.
 """
 
 import errno
 import json
 import logging
 import math
+import mmap
 import os
 import re
 import secrets
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from .base_storage import MissingFileError, StorageDeleter, StorageError, StorageReader, StorageWriter
-from .checksum import DataChecksum, digest_of
+from .checksum import DataChecksum, Seal
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +48,13 @@ SUCCESS_ATTR = "__SUCCESS__"
 SPEC_ATTR = "__spec__"
 METADATA_SUFFIX = ".__metadata__"
 CHECKSUMS_ATTR = "__cstorch_checksums__"  # JSON: array -> checksum
-DIGEST_ATTR = "__cstorch_digest__"  # of all other root attributes but __SUCCESS__
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 _IO_CHUNK = 1 << 20  # fits the second-level cache, so that the checksum costs no second pass over memory
 COMPRESSIONS = ("lz4", "zstd")
 _COMPRESSED_CHUNK = 1 << 20
+PROBE_SECONDS = 60  # for opening a file without seal in another process; 0: not done
 
 
 def is_local_path(path) -> bool:
@@ -133,7 +138,7 @@ class H5Writer(StorageWriter):
         self.path = os.path.abspath(os.fspath(path))
         self.overwrite = overwrite
         self.compression = compression
-        self._attributes: dict[str, Any] = {}
+        self._extents: list[tuple[int, int]] = []
         self._checksums: dict[str, str] = {}
         self._buffer: np.ndarray | None = None
         self._file = self._fd = None
@@ -195,7 +200,6 @@ class H5Writer(StorageWriter):
     def write_attribute(self, name: str, value: Any) -> None:
         """Writes a root attribute: str, bool, int or float."""
         self._types.write(self._file.id, name, value)
-        self._attributes[name] = value
 
     def write_metadata(self, key: str, metadata: dict) -> None:
         """Writes the JSON metadata of the leaf `key`."""
@@ -220,11 +224,14 @@ class H5Writer(StorageWriter):
             array = array.copy()
             checksum.update(_bytes_view(array))
             dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array, kind)
+            self._file.flush()
+            dataset.chunk_iter(lambda chunk: self._extents.append((chunk.byte_offset, chunk.size)))
         else:
             offset = dataset.get_offset()
             if offset is None:
                 raise StorageError(f"{self.path}: HDF5 gave no room for {key!r}")
             self._pwrite(_bytes_view(array), offset, checksum)
+            self._extents.append((offset, array.nbytes))
         self._checksums[key] = checksum.hexdigest()
 
     def _compressed_plist(self, array: np.ndarray):
@@ -260,11 +267,13 @@ class H5Writer(StorageWriter):
         """
         try:
             self.write_attribute(CHECKSUMS_ATTR, json.dumps(self._checksums))
-            self.write_attribute(DIGEST_ATTR, digest_of(self._attributes))
             self._file.flush()
             os.fsync(self._fd)
             self.write_attribute(SUCCESS_ATTR, True)
             self._file.close()
+            seal = Seal.make(self._fd, self._extents)
+            if os.pwrite(self._fd, seal, os.fstat(self._fd).st_size) != len(seal):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
             os.fsync(self._fd)
             self._publish()
         except BaseException:
@@ -379,8 +388,9 @@ class H5Reader(StorageReader):
         StorageError: not HDF5, damaged, incomplete, or older than version 0.5.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, *, _probe: bool = True):
         self.path = os.path.abspath(os.fspath(path))
+        self._probe = _probe
         try:
             self._fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError:
@@ -391,8 +401,10 @@ class H5Reader(StorageReader):
         self.fstat = os.fstat(self._fd)
         self._infos: dict[str, ArrayInfo] = {}
         self.checksums: dict[str, str] = {}
+        self._map: mmap.mmap | None = None
         if os.pread(self._fd, len(HDF5_SIGNATURE), 0) != HDF5_SIGNATURE:
             raise StorageError(f"{self.path} is not an HDF5 file")
+        self._check_seal()
         try:
             self._file = self._open()
             self.check_unchanged()
@@ -409,7 +421,7 @@ class H5Reader(StorageReader):
             else:
                 self.global_metadata[name] = value
         self._check_header()
-        self._check_digest(attributes)
+        self._take_checksums()
 
     def _open(self):
         import h5py
@@ -442,19 +454,36 @@ class H5Reader(StorageReader):
                 "load and save them once with the package that wrote them."
             )
 
-    def _check_digest(self, attributes: dict[str, Any]) -> None:
-        """Compares the root attributes with their digest, where the file has one, and takes the checksums from them."""
-        digest = self.global_metadata.get(DIGEST_ATTR)
-        if digest is None:
-            return
-        covered = {name: value for name, value in attributes.items() if name not in (DIGEST_ATTR, SUCCESS_ATTR)}
+    def _check_seal(self) -> None:
+        """Compares the metadata with the seal; a file that has none is first opened in another process."""
+        sealed = Seal.check(self._fd)
+        if sealed is False:
+            raise StorageError(
+                f"{self.path}: the metadata are damaged: they differ from what was written. Or another program has the "
+                "file open for writing: let it end first."
+            )
+        if sealed is None and self._probe and PROBE_SECONDS and sys.executable:
+            script = f"from {__name__} import probe; probe()"
+            try:
+                code = subprocess.run(
+                    [sys.executable, "-P", "-c", script, self.path],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=PROBE_SECONDS,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = -1
+            if code < 0:
+                raise StorageError(f"{self.path} is damaged: HDF5 crashed or did not end when it opened the file")
+
+    def _take_checksums(self) -> None:
         try:
-            same = digest_of(covered) == digest
-            self.checksums = json.loads(covered.get(CHECKSUMS_ATTR, "{}"))
+            checksums = json.loads(self.global_metadata.get(CHECKSUMS_ATTR, "{}"))
         except (ValueError, TypeError) as error:
             raise _wrapped(self.path, "the metadata are damaged", error) from error
-        if not same:
-            raise StorageError(f"{self.path}: the metadata are damaged: they differ from what was written")
+        if isinstance(checksums, dict):
+            self.checksums = checksums
 
     def keys(self) -> list[str]:
         """The keys of all leaves."""
@@ -579,8 +608,7 @@ class H5Reader(StorageReader):
         self.check_unchanged()
         if out.size == 0:
             return
-        expected = self.checksums.get(key) if rows is None else None
-        checksum = DataChecksum() if expected is not None else None
+        checksum = DataChecksum() if rows is None and key in self.checksums else None
         try:
             if info.offset is not None:
                 row = info.nbytes // info.shape[0] if info.shape else 0
@@ -595,7 +623,31 @@ class H5Reader(StorageReader):
             raise
         except Exception as error:
             raise _wrapped(self.path, f"the data of {key!r} cannot be read", error) from error
-        if checksum is not None and checksum.hexdigest() != expected:
+        if checksum is not None:
+            self._compare(key, checksum)
+
+    def mapped(self, key: str) -> np.ndarray | None:
+        """The array `key` in a private, writable mapping of the file; None where it is compressed, empty or 0-d.
+
+        Raises:
+            StorageError: the file has been changed, or the data are damaged.
+        """
+        info = self.info(key)
+        if info.offset is None or not info.nbytes or not info.shape or info.offset % info.dtype.alignment:
+            return None
+        self.check_unchanged()
+        if self._map is None:
+            self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_COPY)
+        array = np.frombuffer(self._map, info.dtype, math.prod(info.shape), info.offset).reshape(info.shape)
+        if key in self.checksums:
+            checksum, data = DataChecksum(), _bytes_view(array)
+            for start in range(0, len(data), _IO_CHUNK):
+                checksum.update(data[start : start + _IO_CHUNK])
+            self._compare(key, checksum)
+        return array
+
+    def _compare(self, key: str, checksum: DataChecksum) -> None:
+        if checksum.hexdigest() != self.checksums[key]:
             self.check_unchanged()
             raise StorageError(f"{self.path}: the data of {key!r} are damaged: they differ from what was written")
 
@@ -620,6 +672,19 @@ class H5Reader(StorageReader):
     @staticmethod
     def _exists(path) -> bool:
         return os.path.exists(path)
+
+
+def probe() -> None:
+    """Opens the file that is the process's argument, as a reader would, and looks at every array."""
+    try:
+        reader = H5Reader(sys.argv[1], _probe=False)
+    except StorageError:
+        return
+    for key in reader.keys():
+        try:
+            reader.info(key)
+        except StorageError:
+            pass
 
 
 class H5Deleter(StorageDeleter):

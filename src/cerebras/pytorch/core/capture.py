@@ -88,6 +88,7 @@ class Recorder(TorchDispatchMode):
         self._hooks: list = []
         self.origin: fx.Node | None = None  # the node that is recorded again
         self.draws = DrawLog()
+        self._first_serial = next(tensor_module.serials)
         self.calling = None  # the torch function that Python is in
         self.host_ops = None  # lifting.HostCounters while a user's body runs
         self._constants: dict[int, torch.Tensor] = {}
@@ -109,7 +110,8 @@ class Recorder(TorchDispatchMode):
         cell = tensor._cell
         node = self.nodes.get(cell)
         if tensor.requires_grad and tensor.is_leaf and not self.verbatim:
-            if node is None or node.op != "placeholder" or node.meta["kind"] != "argument":
+            argument = node is not None and node.op == "placeholder" and node.meta["kind"] == "argument"
+            if not argument and tensor._serial < self._first_serial:
                 self._watch(tensor)
         if node is None:
             if cell.status == "released":
@@ -182,6 +184,8 @@ class Recorder(TorchDispatchMode):
 
     def sets_gradient(self, param: torch.Tensor, value) -> None:
         """The body assigns `param.grad`."""
+        if param._serial >= self._first_serial:
+            return
         self._watch(param)
         if value is None and id(param) not in self.accumulated:
             self.zeroed.add(id(param))
@@ -287,10 +291,16 @@ class Recorder(TorchDispatchMode):
                 f"The value of the tensor {text} is read inside a traced step: the graph would freeze it.", _MEND_READ
             )
         if func is aten.native_batch_norm.default and args[5] and args[3] is not None:
-            func = aten._native_batch_norm_legit.default  # the same kernel, which declares that it writes the statistics
+            func = (
+                aten._native_batch_norm_legit.default
+            )  # the same kernel, which declares that it writes the statistics
         if not self.verbatim:
             check_same_device(func, tensors)
         if torch.Tag.inplace_view in func.tags:
+            name = func._schema.name.removeprefix("aten::")
+            fresh = isinstance(args[0], CsxTensor) and args[0]._cell.status == "pending"
+            if fresh and getattr(self.calling, "__name__", name) != name and hasattr(aten, name.rstrip("_")):
+                return self._reshape(getattr(getattr(aten, name.rstrip("_")), func._overloadname), args, kwargs, func)
             raise StaticGraphError(
                 f"{func} changes a tensor's shape in place inside a traced step.", "use the out-of-place form"
             )
@@ -349,12 +359,23 @@ class Recorder(TorchDispatchMode):
             ) from None
         except DataDependentOutputException:
             text = next((f" {t._cell.describe()}" for t in tensors if isinstance(t, CsxTensor)), "")
-            raise TensorReadError(f"{func} reads the value of the tensor{text} inside a traced step.", _MEND_READ) from None
+            raise TensorReadError(
+                f"{func} reads the value of the tensor{text} inside a traced step.", _MEND_READ
+            ) from None
         if not _has_tensor(out) and not func._schema.is_mutable:
             return out
         node = self.graph.call_function(func, node_args, node_kwargs)
         self._annotate(node, out)
         return self._wrap(func, node, out, owners, label)
+
+    def _reshape(self, functional, args, kwargs, func):
+        """An operation of torch's own reshapes what it has just made: the tensor gets the cell of the view."""
+        with self:
+            view = functional(*args, **kwargs)
+        args[0]._cell = view._cell
+        with torch._C._DisableTorchDispatch():
+            func(*args, **kwargs)
+        return args[0]
 
     def _wrap(self, func, node, out, owners, label):
         at = node.meta["at"]
@@ -399,7 +420,9 @@ class Recorder(TorchDispatchMode):
         phase = self.phase
         if torch._C._current_autograd_node() is not None:
             phase = "backward"
-        node.meta.update(val=out, at=user_location(), module=self.module_stack[-1] if self.module_stack else "", phase=phase)
+        node.meta.update(
+            val=out, at=user_location(), module=self.module_stack[-1] if self.module_stack else "", phase=phase
+        )
 
     def last_node(self) -> fx.Node | None:
         """The newest operation."""

@@ -18,6 +18,8 @@ import torch
 from . import tensor as tensor_module
 from .tensor import CsxTensor
 
+FETCHED = "the captured step"
+
 
 @dataclass(frozen=True)
 class Output:
@@ -52,16 +54,19 @@ def map_leaves(fn: Callable, value):
         return copied
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: map_leaves(fn, getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **fields) if any(
-            fields[k] is not getattr(value, k) for k in fields
-        ) else value
+        return (
+            dataclasses.replace(value, **fields) if any(fields[k] is not getattr(value, k) for k in fields) else value
+        )
     return fn(value)
 
 
 def fetch(value):
     """A closure's view of one leaf."""
     if isinstance(value, CsxTensor):
-        return tensor_module.resolve(value._cell).detach().cpu()
+        cell = value._cell
+        real = tensor_module.resolve(cell).detach()
+        # what the step returned is the closure's own; state goes on being written
+        return real.cpu() if cell.op == FETCHED else real.to("cpu", copy=True)
     if isinstance(value, torch.Tensor):
         return value.detach() if value.device.type == "cpu" else value.detach().cpu()
     return value
@@ -72,16 +77,23 @@ class ClosureQueue:
 
     def __init__(self):
         self._waiting: list[tuple[Callable, tuple, dict]] = []
+        self.running = False
 
     def add(self, fn: Callable, args: tuple, kwargs: dict) -> None:
         self._waiting.append((fn, args, kwargs))
 
     def flush(self) -> None:
         """Runs everything that waits. After an exception the rest of the step's closures are dropped."""
-        while self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for fn, args, kwargs in waiting:
-                call(fn, args, kwargs)
+        if not self._waiting:
+            return
+        self.running = True
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                for fn, args, kwargs in waiting:
+                    call(fn, args, kwargs)
+        finally:
+            self.running = False
 
     def clear(self) -> None:
         self._waiting.clear()

@@ -80,9 +80,7 @@ def interpret(program: StepProgram):
     fetched, updated = program.num_fetched, program.updated
 
     def call(inputs):
-        scalars = iter(
-            int(v) if kind is int else v for kind, v in zip(kinds, inputs[-1].tolist() if kinds else ())
-        )
+        scalars = iter(int(v) if kind is int else v for kind, v in zip(kinds, inputs[-1].tolist() if kinds else ()))
         tensors = iter(inputs)
         results = module(*(next(scalars) if is_scalar else next(tensors) for is_scalar in order))
         for index, value in zip(updated, results[fetched:]):
@@ -117,6 +115,14 @@ def cache_key(program: StepProgram) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "lowering": _lowering_version(),
         "options": repr(sorted(INDUCTOR_OPTIONS.items())),
+        "numerics": repr(
+            (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+                torch.utils.deterministic.fill_uninitialized_memory,
+                torch.get_float32_matmul_precision(),
+            )
+        ),
         "cuda": torch.cuda.get_device_name() if dev.execution_device().type == "cuda" else "",
     }
 
@@ -134,7 +140,10 @@ def _cpu_flags() -> str:
 @functools.cache
 def _lowering_version() -> str:
     """A hash of the code between a program and TorchInductor: its results are in the cached artefacts."""
-    sources = (Path(__file__).with_name(name).read_bytes() for name in ("artefact.py", "compiler.py", "lowering.py", "optimize.py"))
+    sources = (
+        Path(__file__).with_name(name).read_bytes()
+        for name in ("artefact.py", "compiler.py", "lowering.py", "optimize.py")
+    )
     return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 
 
@@ -142,7 +151,7 @@ def _inductor(program: StepProgram, compile_dir: Path):
     key = cache_key(program)
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     entry = Path(compile_dir) / digest
-    if entry.is_dir() and _intact(entry):
+    if os.path.lexists(entry) and _intact(entry):
         try:
             call = artefact.load(entry)
         except (ImportError, OSError, ValueError, SyntaxError) as e:
@@ -187,11 +196,14 @@ def _intact(entry: Path) -> bool:
     try:
         files = json.loads((entry / MANIFEST).read_text())["files"]
         bad = [name for name, digest in files.items() if _sha256(entry / name) != digest]
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         bad = [f"{MANIFEST}: {e}"]
     if bad:
         logger.warning("The compile cache entry %s is damaged (%s); the step is compiled again", entry, bad[0])
-        shutil.rmtree(entry, ignore_errors=True)
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
     return not bad
 
 
@@ -226,5 +238,3 @@ def _run_inductor(program: StepProgram, cache: Path):
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = saved
     missed = counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"] - misses
     return compiled, missed > 0
-
-

@@ -53,7 +53,7 @@ class StepRunner:
                 step, first = again, True
         returned, queued, cells = step.results(step.run(leaves, first))
         executor = backend.executor
-        if executor is not None and executor.in_step:
+        if executor is not None and executor.in_step and not executor.closures.running:
             tensor_module.pending_cells = backend.pending_cells
             backend.pending_cells.extend(cells)
             for closure, closure_args, closure_kwargs, checkpoint in queued:
@@ -128,5 +128,3 @@ def _is_method_of(fn, candidate) -> bool:
     if not isinstance(fn, types.FunctionType) or "." not in fn.__qualname__:
         return False
     return hasattr(type(candidate), fn.__name__)
-
-

@@ -62,7 +62,11 @@ class _DryRun(TorchDispatchMode):
         self.reads: set[Cell] = set()  # 0-d state that the optimizer reads: it belongs on the host
 
     def is_state(self, cell: Cell) -> bool:
-        return any(isinstance(v, CsxTensor) and v._cell is cell and not v.dim() for s in self.trial.values() for v in s.values())
+        return any(
+            isinstance(v, CsxTensor) and v._cell is cell and not v.dim()
+            for s in self.trial.values()
+            for v in s.values()
+        )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -249,7 +253,9 @@ class HostCounters:
             node = self.current.get(id(t))
             if node is None:
                 return t
-            return torch.ops.aten.scalar_tensor.default(self.scalars.sym(node), dtype=t.dtype, device=torch.device("cpu"))
+            return torch.ops.aten.scalar_tensor.default(
+                self.scalars.sym(node), dtype=t.dtype, device=torch.device("cpu")
+            )
 
         with recorder:
             return map_tensors(convert, args)
@@ -445,7 +451,9 @@ class Lifter:
             if group.get("fused"):
                 self._flags.append((group, "fused", group["fused"]))
                 group["fused"] = None
-                self.notes.append(f"{type(optimizer).__name__}: fused=True has no effect, the whole step is one program")
+                self.notes.append(
+                    f"{type(optimizer).__name__}: fused=True has no effect, the whole step is one program"
+                )
         for p, s in optimizer.state.items():
             for key, value in s.items():
                 if isinstance(p, CsxTensor) and isinstance(value, torch.Tensor) and not isinstance(value, CsxTensor):
@@ -623,7 +631,12 @@ class Lifter:
         """What `get_last_lr()` returns."""
         for attribute in ("_last_lr", "_last_value"):
             values = vars(scheduler).get(attribute)
-            if isinstance(values, list) and values and all(as_number(v) for v in values) and id(scheduler) not in self._lasts:
+            if (
+                isinstance(values, list)
+                and values
+                and all(as_number(v) for v in values)
+                and id(scheduler) not in self._lasts
+            ):
                 name = f"{type(scheduler).__name__}.get_last_lr()"
                 read = lambda s=scheduler, a=attribute, i=0: getattr(s, a)[i]  # noqa: E731
                 lifted = [

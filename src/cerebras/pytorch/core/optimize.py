@@ -51,8 +51,8 @@ def merge_common(graph: fx.Graph) -> None:
         if isinstance(target, torch._ops.OpOverload):
             if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
                 continue
-            if target.namespace not in ("aten", "prims"):
-                continue
+            if target.namespace not in ("aten", "prims") or target is aten.bmm.default:
+                continue  # attention's scores: computed again in backward rather than kept
         elif target is not operator.getitem:
             continue
         key = (target, _key(node.args), _key(tuple(sorted(node.kwargs.items()))))
@@ -151,7 +151,76 @@ DECOMPOSITIONS = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attend_backward,
 }
 
-PASSES = (remove_casts, merge_common, multiply_with_onednn)
+
+def update_early(graph: fx.Graph) -> None:
+    """Puts each state update right after the last value it needs, so that a gradient is freed once it is used.
+
+    A write to a state tensor stays behind every other use of that tensor.
+    """
+    order = list(graph.nodes)
+    position = {n: i for i, n in enumerate(order)}
+    updates = set()
+    for node in reversed(order):
+        if node.op == "call_function" and (
+            node.target is aten.copy_.default
+            or node.users
+            and all(u in updates for u in node.users)
+            and _elementwise(node)
+        ):
+            updates.add(node)
+    waiting: dict[fx.Node, int] = {}
+    blocks: dict[fx.Node, list[fx.Node]] = {}
+    for node in updates:
+        needs = {*node.all_input_nodes}
+        if node.target is aten.copy_.default:
+            needs |= _readers(node.args[0]) - {node}
+        waiting[node] = len(needs)
+        for n in needs:
+            blocks.setdefault(n, []).append(node)
+    done: list[fx.Node] = []
+
+    def emit(node):
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            done.append(n)
+            ready = []
+            for update in blocks.get(n, ()):
+                waiting[update] -= 1
+                if not waiting[update]:
+                    ready.append(update)
+            stack.extend(sorted(ready, key=position.get, reverse=True))
+
+    for node in order:
+        if node not in updates and node.op != "output":
+            emit(node)
+    assert len(done) == len(order) - 1, "an update waits for a value that no operation makes"
+    output = order[-1]
+    for node in done:
+        output.prepend(node)
+
+
+def _readers(node: fx.Node) -> set[fx.Node]:
+    """Everything that uses a tensor, directly or through views of it."""
+    found: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if user not in found:
+                found.add(user)
+                if isinstance(user.target, torch._ops.OpOverload) and any(
+                    r.alias_info is not None for r in user.target._schema.returns
+                ):
+                    stack.append(user)
+    return found
+
+
+def _elementwise(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+PASSES = (remove_casts, merge_common, multiply_with_onednn, update_early)
 
 _CASTS = {
     aten.to.dtype,

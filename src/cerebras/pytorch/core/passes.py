@@ -129,6 +129,10 @@ def eliminate_dead_code(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users:
             tags = getattr(node.target, "tags", ())
-            if torch.Tag.nondeterministic_seeded in tags or getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable:
+            if (
+                torch.Tag.nondeterministic_seeded in tags
+                or getattr(node.target, "_schema", None) is not None
+                and node.target._schema.is_mutable
+            ):
                 continue
             graph.erase_node(node)

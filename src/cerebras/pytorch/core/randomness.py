@@ -23,14 +23,24 @@ class DrawLog:
 
     @contextlib.contextmanager
     def installed(self):
-        saved = [(m, n, getattr(m, n)) for m in (torch, torch.random) for n in ("get_rng_state", "set_rng_state")]
+        instead = {
+            "get_rng_state": self._get, "set_rng_state": self._set, "manual_seed": self._refuse, "seed": self._refuse,
+        }  # fmt: skip
+        saved = [(m, n, getattr(m, n)) for m in (torch, torch.random) for n in instead]
         for module, name, _ in saved:
-            setattr(module, name, self._get if name == "get_rng_state" else self._set)
+            setattr(module, name, instead[name])
         try:
             yield self
         finally:
             for module, name, original in saved:
                 setattr(module, name, original)
+
+    @staticmethod
+    def _refuse(*args):
+        raise StaticGraphError(
+            "The generator is seeded inside a traced step, whose body runs once.",
+            "seed it with torch.manual_seed before the loop, or in the loop's body before the step",
+        )
 
     def _get(self):
         token = torch.default_generator.get_state()

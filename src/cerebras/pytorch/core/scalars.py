@@ -180,7 +180,7 @@ class ScalarNode:
 
 
 def _install_operators():
-    for name, template in {**_BINARY, **_UNARY}.items():
+    for name in (*_BINARY, *_UNARY):
         if name in ("f32", "to_int"):
             continue
 

@@ -21,7 +21,7 @@ from . import closures as closures_module
 from . import device as dev
 from . import tensor as tensor_module
 from .capture import Recorder, recording
-from .closures import Number, Output, map_leaves
+from .closures import FETCHED, Number, Output, map_leaves
 from .compiler import CompileResult, compile_program
 from .errors import BatchMismatchError, FrozenValueError, GraphChangedError, Site, StaticGraphError
 from .lifting import Lifter
@@ -106,6 +106,7 @@ class CapturedStep:
                 rebinding.settle(recorder)
                 self._settle_gradients(recorder)
             lifter.counters.finish()
+            self.frozen.settle()
             self._finish(recorder, outputs, lifter)
         except Exception:
             lifter.undo()
@@ -204,8 +205,10 @@ class CapturedStep:
         leaves, self.result_spec = pytree.tree_flatten(result)
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, int, float, bool, str, type(None))) and scalars.of(leaf) is None:
-                hint = "return the model's outputs, not the module" if isinstance(leaf, torch.nn.Module) else (
-                    "return tensors, numbers, strings or None, nested in lists, tuples and dicts"
+                hint = (
+                    "return the model's outputs, not the module"
+                    if isinstance(leaf, torch.nn.Module)
+                    else ("return tensors, numbers, strings or None, nested in lists, tuples and dicts")
                 )
                 raise StaticGraphError(
                     f"The traced step {self.name!r} returned an object of type {type(leaf).__name__}.", hint, self.site
@@ -245,9 +248,7 @@ class CapturedStep:
         numbering: dict = {}
         self.program = StepProgram(
             graph=functional,
-            inputs=[
-                spec_of(i.cell.name or i.name, i.kind, n.meta["val"]) for i, n in zip(self._inputs, placeholders)
-            ],
+            inputs=[spec_of(i.cell.name or i.name, i.kind, n.meta["val"]) for i, n in zip(self._inputs, placeholders)],
             scalar_expressions=[scalars.structure(s, numbering) for s in symbols],
             scalar_labels=[scalars.source(s) for s in symbols],
             updated=[position[n] for n in updates],
@@ -355,7 +356,11 @@ class CapturedStep:
             )
         for leaf, expected in zip(leaves, self.leaves):
             if expected.kind == "tensor":
-                if not isinstance(leaf, torch.Tensor) or leaf.shape != expected.shape or leaf.dtype is not expected.dtype:
+                if (
+                    not isinstance(leaf, torch.Tensor)
+                    or leaf.shape != expected.shape
+                    or leaf.dtype is not expected.dtype
+                ):
                     found = (
                         f"{tuple(leaf.shape)}, {leaf.dtype}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                     )
@@ -442,7 +447,7 @@ class CapturedStep:
         """What the traced function returns in this iteration, and the cells that become readable at its end."""
         cells = []
         for value in fetched:
-            cell = Cell(real=value, status="pending", op="the captured step")
+            cell = Cell(real=value, status="pending", op=FETCHED)
             cells.append(cell)
         tensors = [CsxTensor(c) for c in cells]
 
@@ -467,8 +472,10 @@ class CapturedStep:
         tensors = [CsxTensor(c) for c in cells]
         return pytree.tree_unflatten(
             [
-                tensors[v.index] if isinstance(v, Output)
-                else self.host.values[self.num_scalars + v.index].item() if isinstance(v, Number)
+                tensors[v.index]
+                if isinstance(v, Output)
+                else self.host.values[self.num_scalars + v.index].item()
+                if isinstance(v, Number)
                 else v
                 for v in self.result
             ],

@@ -309,7 +309,12 @@ class FrozenNames:
         for module in modules:
             self._module(module)
         code = getattr(fn, "__code__", None)
-        if args and code is not None and getattr(type(args[0]), fn.__name__, None) is not None and _is_users(type(args[0])):
+        if (
+            args
+            and code is not None
+            and getattr(type(args[0]), fn.__name__, None) is not None
+            and _is_users(type(args[0]))
+        ):
             self._function(fn, args[0])  # a method, decorated in its class
         self._callable(fn)
         self._compile()
@@ -392,7 +397,9 @@ class FrozenNames:
                 space, key, value = own, attribute, own[attribute]
                 continue
             if isinstance(value, torch.nn.Module):
-                value = next((s[attribute] for s in (value._modules, value._buffers, value._parameters) if attribute in s), None)
+                value = next(
+                    (s[attribute] for s in (value._modules, value._buffers, value._parameters) if attribute in s), None
+                )
                 if value is None:
                     return
                 continue
@@ -423,10 +430,15 @@ class FrozenNames:
         for i, (_, space, key, value, _) in enumerate(self.watched):
             env[f"d{i}"], env[f"v{i}"] = space, value
             get = f"d{i}.cell_contents" if key is None else f"d{i}[{key!r}]"
-            lines.append(f"    if {get} is not v{i} and {get} != v{i}: return True")
+            lines.append(f"    if {get} is not v{i} and (type({get}) is not type(v{i}) or {get} != v{i}): return True")
         lines.append("    return False")
         exec(compile("\n".join(lines), "<frozen numbers>", "exec"), env)
         self._changed = env["changed"]
+
+    def settle(self) -> None:
+        """After the body: what it filled itself (`if self.mask is None: self.mask = ...`) is its own affair."""
+        self.watched = [w for w in self.watched if w[3] is not None or _now(w[1], w[2]) is None]
+        self._compile()
 
     def check(self, step_name) -> None:
         try:
@@ -435,19 +447,24 @@ class FrozenNames:
         except (KeyError, IndexError, ValueError):
             pass
         for label, space, key, value, site in self.watched:
-            try:
-                now = space.cell_contents if key is None else space[key]
-            except (KeyError, IndexError, ValueError):
-                now = None
-            if now is not value and now != value:
+            now = _now(space, key)
+            if now is not value and (type(now) is not type(value) or now != value):
+                now = f"a tensor of shape {tuple(now.shape)}" if isinstance(now, torch.Tensor) else repr(now)
                 raise FrozenValueError(
                     f"The traced step {step_name!r} reads the Python variable {label!r}, which was {value!r} when the "
-                    f"step was captured and is {now!r} now; the graph holds the first value.",
+                    f"step was captured and is {now} now; the graph holds the first value.",
                     f"pass {label!r} to the traced function as an argument (numbers that are passed are not frozen), "
                     "or keep it in a tensor; count steps in the loop's body",
                     site,
                 )
 
 
+def _now(space, key):
+    try:
+        return space.cell_contents if key is None else space[key]
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
 def _is_scalar(value) -> bool:
-    return isinstance(value, (int, float, bool, str)) and not isinstance(value, type)
+    return value is None or isinstance(value, (int, float, bool, str))

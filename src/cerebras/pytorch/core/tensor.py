@@ -13,6 +13,7 @@ Notes:
 """
 
 import functools
+import itertools
 import logging
 import weakref
 
@@ -68,7 +69,9 @@ class Cell:
         if self._fake is None:
             real = self.real
             with fake_mode:
-                self._fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=dev.execution_device())
+                self._fake = torch.empty_strided(
+                    real.shape, real.stride(), dtype=real.dtype, device=dev.execution_device()
+                )
         return self._fake
 
     def describe(self) -> str:
@@ -81,6 +84,10 @@ class Cell:
         if self.made_at:
             text += f" at {self.made_at[0]}:{self.made_at[1]}"
         return text
+
+
+# Every csx tensor has a number: those made while a step's body runs are told from those that were there before.
+serials = itertools.count()
 
 
 class CsxTensor(torch.Tensor):
@@ -102,7 +109,7 @@ class CsxTensor(torch.Tensor):
             device=dev.execution_device(),
             requires_grad=requires_grad,
         )
-        self._cell = cell
+        self._cell, self._serial = cell, next(serials)
         self._label = label if label is not None else dev.csx()
         return self
 
@@ -179,7 +186,9 @@ class CsxTensor(torch.Tensor):
         self.grad = None
 
     def to(self, *args, **kwargs):
-        target, dtype, _, memory_format = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+        target, dtype, _, memory_format = torch._C._nn._parse_to(
+            *args, **{k: v for k, v in kwargs.items() if k != "copy"}
+        )
         other = args[0] if args else kwargs.get("other")
         if isinstance(other, torch.Tensor):
             target = other.device
@@ -350,7 +359,11 @@ def map_tensors(fn, value):
     if isinstance(value, torch.Tensor):
         return fn(value)
     if type(value) in (list, tuple) or isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(fn, v) for v in value) if type(value) in (list, tuple) else [map_tensors(fn, v) for v in value]
+        return (
+            type(value)(map_tensors(fn, v) for v in value)
+            if type(value) in (list, tuple)
+            else [map_tensors(fn, v) for v in value]
+        )
     return value
 
 
@@ -417,7 +430,12 @@ def run_outside_step(func, args, kwargs):
         for t in csx_tensors:
             if t._cell.status == "released" or t._cell.status == "pending" and tape.mode != "drop":
                 read(t, str(func))
-        if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], CsxTensor):
+        if (
+            func._schema.is_mutable
+            and args
+            and isinstance(args[0], torch.Tensor)
+            and not isinstance(args[0], CsxTensor)
+        ):
             return _run_real(func, args, kwargs)  # a CPU tensor is written: its reader will not wait for the tape
         if tape.mode == "drop" and func is aten.copy_.default and isinstance(args[0], CsxTensor):
             return _load_into_dropped(args[0], args[1])
@@ -510,7 +528,9 @@ class Tape:
         if self.mode == "defer":
             # cells keep the tape's inputs alive; a tensor object may die earlier
             held_args = map_tensors(lambda t: t._cell if isinstance(t, CsxTensor) else t, args)
-            held_kwargs = {k: map_tensors(lambda t: t._cell if isinstance(t, CsxTensor) else t, v) for k, v in kwargs.items()}
+            held_kwargs = {
+                k: map_tensors(lambda t: t._cell if isinstance(t, CsxTensor) else t, v) for k, v in kwargs.items()
+            }
 
         def fake(t):
             if isinstance(t, CsxTensor):
@@ -570,7 +590,11 @@ class Tape:
                         out = func(*real(args), **{k: to_execution_device(real(v)) for k, v in kwargs.items()})
                         if state is not None and generator is not None:
                             generator.set_state(outer)
-                    outs = [out] if isinstance(out, torch.Tensor) else [o for o in (out or ()) if isinstance(o, torch.Tensor)]
+                    outs = (
+                        [out]
+                        if isinstance(out, torch.Tensor)
+                        else [o for o in (out or ()) if isinstance(o, torch.Tensor)]
+                    )
                     for ref, o in zip(cells, outs):
                         cell = ref()
                         if cell is not None and cell.real is None:
@@ -661,7 +685,11 @@ def _constructor(original):
 
     @functools.wraps(original)
     def construct(data, *args, **kwargs):
-        if isinstance(data, (torch.SymFloat, torch.SymInt)) and active_recorder is not None and active_recorder.host_ops:
+        if (
+            isinstance(data, (torch.SymFloat, torch.SymInt))
+            and active_recorder is not None
+            and active_recorder.host_ops
+        ):
             with _python_dispatch._disable_current_modes():
                 return active_recorder.host_ops.number(data, kwargs.get("dtype"))
         device = kwargs.get("device")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from .deferred import DeferredFill, DeferredTensor
-from .memory import allocate, in_threads
+from .memory import in_threads
 from .resolve import resolve_tensor
 
 
@@ -48,7 +48,7 @@ class _Saver:
 
     def take(self, shape, dtype: torch.dtype) -> torch.Tensor:
         free = self.pool.get((shape, dtype))
-        return free.pop() if free else allocate(shape, dtype)
+        return free.pop() if free else torch.empty(shape, dtype=dtype, device="cpu")
 
     def join(self) -> None:
         if self.thread is not None and self.thread is not threading.current_thread():

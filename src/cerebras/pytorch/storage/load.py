@@ -28,7 +28,9 @@ def load(checkpoint_file: str | os.PathLike | IO, map_location=None, *, allow_pi
             safetensors and torch files are memory-mapped instead.
         allow_pickle: unpickle entries of an HDF5 file that were stored as pickles, and load torch files with
             `weights_only=False`. Unpickling can run any code: only for files whose writer you trust.
-        **kwargs: for `torch.load`, and only used for its files.
+        **kwargs: for `torch.load`, and only used for its files; but `mmap=True` also counts for an eager load of an
+            HDF5 file. It needs no memory for the values until they are written to, and is as fast as safetensors. The
+            file must then not be changed in place while its tensors live (a new file under its name does no harm).
 
     Returns:
         The saved object. A NamedTuple comes back as a NamedTuple class of the same name and fields.
@@ -52,18 +54,18 @@ def load(checkpoint_file: str | os.PathLike | IO, map_location=None, *, allow_pi
     except OSError as error:
         raise StorageError(f"{path} cannot be opened: {error}") from error
     if head.startswith(HDF5_SIGNATURE):
-        return _load_hdf5(path, map_location, allow_pickle)
+        return _load_hdf5(path, map_location, allow_pickle, bool(kwargs.get("mmap", False)))
     if len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return _load_safetensors(path, map_location)
     return _load_torch(path, path, head, map_location, allow_pickle, kwargs)
 
 
-def _load_hdf5(path: str, map_location, allow_pickle: bool) -> Any:
+def _load_hdf5(path: str, map_location, allow_pickle: bool, mmap: bool) -> Any:
     reader = H5Reader(path)
     remember_loaded(path, reader.fstat)
     if map_location is None or (isinstance(map_location, str) and map_location == "cache"):
         return Reading(reader, "cache" if map_location else "lazy", None, allow_pickle).read()
-    return Reading(reader, "eager", _placer(map_location), allow_pickle).read()
+    return Reading(reader, "eager", _placer(map_location), allow_pickle, mmap).read()
 
 
 def _placer(map_location) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -47,7 +47,7 @@ from .deferred import (
     DeferredTensor,
     filled,
 )
-from .memory import allocate, in_threads
+from .memory import in_threads
 from .resolve import has_resolvers, identity_of, resolve_tensor
 
 _cache_deferred = contextvars.ContextVar("cache_deferred_tensors", default=False)
@@ -494,7 +494,17 @@ class FileSource:
     def allocate(self) -> torch.Tensor:
         """Memory for all values."""
         self.check()
-        return allocate(self.shape, self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+
+    def mapped(self) -> torch.Tensor | None:
+        """The values in a private mapping of the file, compared with their checksum; None where they are not as such."""
+        self.check()
+        array = self.reader.mapped(self.key)
+        if array is None:
+            return None
+        bits = BIT_DTYPES.get(self.dtype)
+        tensor = torch.from_numpy(array)
+        return tensor if bits is None else tensor.view(self.dtype)
 
     def fill(self, out: torch.Tensor) -> None:
         """Reads all values into `out`."""
@@ -502,7 +512,7 @@ class FileSource:
 
     def _read(self, shape: torch.Size, rows: tuple[int, int] | None) -> torch.Tensor:
         self.check()
-        out = allocate(shape, self.dtype)
+        out = torch.empty(shape, dtype=self.dtype, device="cpu")
         self.reader.read_into(self.key, to_numpy(out), rows)
         return out
 
@@ -562,10 +572,19 @@ class Reading:
         mode: "lazy", "cache" or "eager".
         place: for eager reading, moves a CPU tensor to where it belongs; None leaves it.
         allow_pickle: unpickle entries that were stored as pickles.
+        mmap: for eager reading, map the file instead of copying from it.
     """
 
-    def __init__(self, reader: H5Reader, mode: str, place: Callable[[torch.Tensor], torch.Tensor] | None, allow_pickle):
+    def __init__(
+        self,
+        reader: H5Reader,
+        mode: str,
+        place: Callable[[torch.Tensor], torch.Tensor] | None,
+        allow_pickle: bool,
+        mmap: bool = False,
+    ):
         self.reader = reader
+        self.mmap = mmap
         self.mode = "cache" if mode == "lazy" and _cache_deferred.get() else mode
         self.place = place
         self.allow_pickle = allow_pickle
@@ -695,6 +714,10 @@ class Reading:
             return DeferredFileTensor(source, cache=self.mode == "cache")
         if self.place is not None:
             return self.place(source.read())
+        if self.mmap:
+            tensor = source.mapped()
+            if tensor is not None:
+                return tensor
         tensor = source.allocate()
         self.pending.append((source, tensor))
         return tensor

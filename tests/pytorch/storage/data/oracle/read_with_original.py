@@ -5,9 +5,10 @@ import json
 import os
 import sys
 
-import cerebras.pytorch as cstorch
 import numpy as np
 import torch
+
+import cerebras.pytorch as cstorch
 
 
 def describe(value):
@@ -17,7 +18,12 @@ def describe(value):
         return {"kind": "tensor", "dtype": dtype, "shape": list(tensor.shape), "data": tensor.reshape(-1).tolist()}
     if isinstance(value, np.ndarray) or "Numpy" in type(value).__name__:
         array = np.asarray(value)
-        return {"kind": "ndarray", "dtype": str(array.dtype), "shape": list(array.shape), "data": array.reshape(-1).tolist()}
+        return {
+            "kind": "ndarray",
+            "dtype": str(array.dtype),
+            "shape": list(array.shape),
+            "data": array.reshape(-1).tolist(),
+        }
     if isinstance(value, dict):
         items = [[describe(key), describe(child)] for key, child in value.items()]
         return {"kind": type(value).__name__, "items": items}

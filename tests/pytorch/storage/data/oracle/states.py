@@ -31,7 +31,11 @@ def states():
         "tensors": (
             dtypes
             | {"int64": torch.arange(3), "uint8": torch.arange(3, dtype=torch.uint8), "0-d": torch.tensor(2.5)}
-            | {"empty": torch.zeros(0), "empty 2-d": torch.zeros(0, 3), "transposed": torch.arange(6.0).reshape(2, 3).t()}
+            | {
+                "empty": torch.zeros(0),
+                "empty 2-d": torch.zeros(0, 3),
+                "transposed": torch.arange(6.0).reshape(2, 3).t(),
+            }
             | {"a.b": torch.ones(2), "c/d": torch.ones(3), "ünï": torch.ones(1)},
             {},
         ),
