@@ -328,11 +328,11 @@ def test_kill_9_while_saving(tmp_path, caplog, kills, numel):
     """The earlier checkpoint stays, no final name is partial, the remains are named and removed by the next save."""
     storage.save({"step": 0, "t": torch.arange(1000)}, tmp_path / "ckpt_0.mdl")
     script = """
-import sys, torch
+import itertools, sys, torch
 from cerebras.pytorch import storage
 state = {f"w{i}": torch.full((int(sys.argv[3]),), float(i)) for i in range(10)}
 print("ready", flush=True)
-for step in range(int(sys.argv[2]), 10_000):
+for step in itertools.count(int(sys.argv[2])):
     storage.save(state | {"step": step}, f"{sys.argv[1]}/ckpt_{step}.mdl")
     print(step, flush=True)
 """
@@ -345,6 +345,7 @@ for step in range(int(sys.argv[2]), 10_000):
         assert child.stdout.readline() == b"ready\n"
         if round % 2:
             _wait_for_temporary(tmp_path)  # at least every second kill falls into a save
+            assert child.poll() is None
         time.sleep(rng.uniform(0.01, 0.2))
         child.send_signal(signal.SIGKILL)
         child.wait()

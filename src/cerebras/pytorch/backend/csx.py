@@ -1,5 +1,6 @@
 """The CSX backend: the step captured whole, compiled once, run by the embedded appliance."""
 
+import functools
 import logging
 import weakref
 
@@ -46,7 +47,6 @@ class CSXBackend(Backend):
     ):
         from ..core import device
         from ..core.compiler import default_compile_dir
-        from ..storage import register_tensor_resolver, set_lazy_creation
 
         flags = {
             "compile_only": compile_only, "validate_only": validate_only, "drop_data": drop_data,
@@ -72,8 +72,7 @@ class CSXBackend(Backend):
         self.pending_cells: list = []
         self._printed = 0
         self._follow_flags()
-        register_tensor_resolver(_value_for_checkpoint, identity=_identity)
-        set_lazy_creation(_creates_lazily)
+        _register_with_storage()
 
     def _follow_flags(self) -> None:
         """The flags of initialisation count when a model is made or compiled, not only when the backend was made."""
@@ -143,9 +142,14 @@ class CSXBackend(Backend):
             write_failure(self, fn.__qualname__, e)
             raise
 
+    @staticmethod
+    def release(cells) -> None:
+        """The end of a step: its results may be read, where there are any (validate_only has none)."""
+        for cell in cells:
+            cell.status = "resolved" if cell.real is not None else "dropped"
+
     def end_step(self, executor):
-        for cell in self.pending_cells:
-            cell.status = "resolved"
+        self.release(self.pending_cells)
         self.pending_cells.clear()
         if self.is_e2e_execution:
             from ..core import tensor
@@ -193,8 +197,19 @@ def _identity(t):
     return id(t._cell) if isinstance(t, CsxTensor) else None
 
 
-def _creates_lazily() -> bool:
-    from . import current_backend_impl
+@functools.cache
+def _register_with_storage() -> None:
+    """Checkpoints and the creation functions learn about csx tensors, once a process."""
+    from ..storage import register_tensor_resolver, set_full_factory
 
-    backend = current_backend_impl(raise_exception=False)
-    return backend is not None and backend.is_csx
+    register_tensor_resolver(_value_for_checkpoint, identity=_identity)
+    set_full_factory(_full)
+
+
+def _full(shape, value, dtype, device):
+    """`cstorch.full` and its kin on the CSX backend: a csx tensor, deferred like everything that is made there."""
+    from . import use_cs
+
+    if not use_cs() or (device is not None and torch.device(device).type != "csx"):
+        return None
+    return torch.full(tuple(shape), value, dtype=dtype, device="csx")

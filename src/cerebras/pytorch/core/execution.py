@@ -34,7 +34,12 @@ class StepRunner:
             self._capture(fn, args, kwargs)
         step = self.step
         if not backend.is_e2e_execution:
-            return step.pending_results()
+            returned, cells = step.pending_results()
+            if backend.executor is not None and backend.executor.in_step:
+                backend.pending_cells.extend(cells)
+            else:
+                backend.release(cells)
+            return returned
         if not first:
             step.check_arguments(leaves, spec)
             if not step.applicable():
@@ -62,8 +67,7 @@ class StepRunner:
         else:
             from .closures import call
 
-            for cell in cells:
-                cell.status = "resolved"
+            backend.release(cells)
             for closure, closure_args, closure_kwargs, _ in queued:
                 call(closure, closure_args, closure_kwargs)
         return returned

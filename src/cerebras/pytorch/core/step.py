@@ -467,10 +467,10 @@ class CapturedStep:
         return returned, queued, cells
 
     def pending_results(self):
-        """The same without values (validate_only, compile_only)."""
+        """The same without values (validate_only, compile_only): what is returned, and its cells."""
         cells = [Cell(fake=c.fake, status="pending", op=c.op, made_at=c.made_at) for c in self._output_cells]
         tensors = [CsxTensor(c) for c in cells]
-        return pytree.tree_unflatten(
+        returned = pytree.tree_unflatten(
             [
                 tensors[v.index]
                 if isinstance(v, Output)
@@ -481,6 +481,7 @@ class CapturedStep:
             ],
             self.result_spec,
         )
+        return returned, cells
 
     def compare(self, other: "CapturedStep") -> None:
         difference = self.program.difference(other.program)

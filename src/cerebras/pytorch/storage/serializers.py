@@ -47,7 +47,7 @@ from .deferred import (
     DeferredTensor,
     filled,
 )
-from .memory import in_threads
+from .memory import in_threads, short_lived
 from .resolve import has_resolvers, identity_of, resolve_tensor
 
 _cache_deferred = contextvars.ContextVar("cache_deferred_tensors", default=False)
@@ -158,6 +158,9 @@ def _refusal(leaf: tree.Leaf, mend: str) -> LeafError:
     )
 
 
+_ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  # never a resolver's own
+
+
 def _check_tensor(leaf: tree.Leaf) -> None:
     tensor, place = leaf.value, tree.where(leaf.path)
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -166,7 +169,7 @@ def _check_tensor(leaf: tree.Leaf) -> None:
         raise LeafError(f"{place} is a tensor of layout {tensor.layout}. Instead: save value.to_dense() or its parts.")
     if tensor.dtype not in RTFX_DTYPES and str(tensor.dtype) not in DTYPES:
         raise LeafError(f"{place} is a tensor of {tensor.dtype}, which a checkpoint cannot hold. Instead: convert it.")
-    if has_resolvers() or isinstance(tensor, DeferredTensor):
+    if isinstance(tensor, DeferredTensor) or has_resolvers() and type(tensor) not in _ORDINARY:
         return
     if tensor.is_meta:
         raise ValueError(f"{place} is on the meta device and has no values to save")
@@ -512,7 +515,7 @@ class FileSource:
 
     def _read(self, shape: torch.Size, rows: tuple[int, int] | None) -> torch.Tensor:
         self.check()
-        out = torch.empty(shape, dtype=self.dtype, device="cpu")
+        out = short_lived(shape, self.dtype)
         self.reader.read_into(self.key, to_numpy(out), rows)
         return out
 

@@ -14,6 +14,7 @@ import torch
 from ... import backends
 from ...backend import current_backend_impl
 from ...core.closures import ClosureQueue, fetch
+from ...storage.background import check_saves, wait_for_saves
 from ..profiler import Activity, Profiler
 from .dataloader import DataLoader
 from .utils import Schedule, infer_batch_size
@@ -252,8 +253,10 @@ class DataExecutor:
                     programs = backend.num_programs
                     profiler.skip(clock() - started, size)
                 closures.flush()
+                check_saves()
                 self.in_step = False
             self._iteration, self.finished = self.num_steps, True
+            wait_for_saves()
         finally:
             self._running = self.in_step = False
             closures.clear()
