@@ -44,6 +44,7 @@ class Turns:
         self.left, self.times, self.last, self.first = 0, [], None, built
         self.instrument = lambda: None
         self.timed = []
+        self.profiler = None
 
     def stamp(self) -> None:
         now = time.perf_counter()
@@ -54,7 +55,11 @@ class Turns:
             self.times.append(now - self.last)
             self.left -= 1
         if self.left <= 0:
-            if self.times:
+            if self.profiler is not None:
+                self.profiler.__exit__(None, None, None)
+                self._say({"peak_tensors_mib": peak_allocated(self.profiler)})
+                self.profiler = None
+            elif self.times:
                 self._say({"times": self.times[WARMUP:], "calls": self.timed[WARMUP:]})
             self._wait()
         self.last = time.perf_counter()
@@ -69,10 +74,29 @@ class Turns:
             return self._wait()
         self.times.clear()
         self.timed.clear()
+        if line == "profile":
+            import torch
+
+            self.left = 1
+            self.profiler = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+            )
+            self.profiler.__enter__()
+            return
         self.left = int(line) + WARMUP
 
     def _say(self, message):
         print(json.dumps(message), flush=True)
+
+
+def peak_allocated(profiler) -> float:
+    """The most that tensors held at once during the profiled step beyond what they held before it, in MiB."""
+    now = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak / 2**20
 
 
 def memory() -> dict:
@@ -132,6 +156,7 @@ def run_ours(case: str, kind: str, threads: int, directory: str) -> None:
     @cstorch.step_closure
     def read(loss):
         losses[:] = [loss.item()]
+        turns.stamp()  # closures run at the end of the step
 
     def instrument():
         # the only look behind the public API: how long the compiled call itself takes
@@ -152,8 +177,6 @@ def run_ours(case: str, kind: str, threads: int, directory: str) -> None:
     loader = cstorch.utils.data.DataLoader(lambda: itertools.repeat(batch))
     for batch_now in cstorch.utils.data.DataExecutor(loader, num_steps=10**9):
         read(step(batch_now))
-        if losses:  # closures run between iterations: the first loss arrives with the second one
-            turns.stamp()
 
 
 class Contender:
@@ -186,6 +209,10 @@ class Contender:
 
     def instrument(self):
         self._tell("instrument")
+
+    def profile(self) -> dict:
+        self._tell("profile")
+        return self._hear()
 
     def quit(self) -> dict:
         self._tell("quit")
@@ -226,6 +253,7 @@ def measure(case: str, kinds, rounds: int, threads: int) -> dict:
             over = [a - b for a, b in zip(medians["CPU"], medians["eager"])]
             out["CPU"]["beyond_a_plain_loop_us"] = statistics.median(over) * 1e6
         for kind in kinds:
+            out[kind] |= running[kind].profile()
             out[kind] |= running[kind].quit()
         rivals = [k for k in kinds if k in RIVALS]
         if rivals:
@@ -242,10 +270,19 @@ def report(case: str, result: dict) -> str:
         rows.append([
             LABELS[kind], f"{r['step_ms']:.3f}",
             f"{r['best_rival_ratio']:.2f}x" if "best_rival_ratio" in r else "",
-            f"{r['first_step_cold_s']:.2f}", f"{r['first_step_warm_s']:.2f}", f"{r['peak_mib']:.0f}",
+            f"{r['first_step_cold_s']:.2f}", f"{r['first_step_warm_s']:.2f}", f"{r['peak_tensors_mib']:.2f}", f"{r['peak_mib']:.0f}",
             f"{over:.0f}" if over is not None else "",
         ])  # fmt: skip
-    head = ["contender", "step ms", "best rival /", "first cold s", "first warm s", "peak MiB", "added us"]
+    head = [
+        "contender",
+        "step ms",
+        "best rival /",
+        "first cold s",
+        "first warm s",
+        "step's tensors MiB",
+        "peak RSS MiB",
+        "added us",
+    ]
     return f"\n{case}: {CASES[case][0]}\n{table(head, rows)}"
 
 

@@ -92,7 +92,7 @@ def test_every_parameter_of_the_seeds_is_taken():
 
 
 SCRIPT = """
-    import json, sys
+    import json, os, sys
     from pathlib import Path
     import torch, torch.nn as nn
     from cerebras.pytorch.backend.gpu import DataParallel
@@ -130,6 +130,7 @@ SCRIPT = """
         frozen=parallel.wrap(frozen) is frozen, directory=str(parallel.own_directory("logs")),
     )))
     torch.distributed.barrier()
+    os._exit(0)  # all is done and written; gloo's threads now and then abort a process that ends
 """
 
 
@@ -201,6 +202,8 @@ BACKEND = """
     torch.distributed.barrier()
     assert torch.equal(cstorch.load("checkpoint_4.mdl")["weight"], model.weight.detach())
     torch.distributed.barrier()
+    logging.shutdown()
+    os._exit(0)  # as above
 """
 
 

@@ -190,6 +190,12 @@ def _value_for_checkpoint(t):
     return read(t, "save").detach().cpu() if isinstance(t, CsxTensor) else None
 
 
+def _is_csx(t) -> bool:
+    from ..core.tensor import CsxTensor
+
+    return isinstance(t, CsxTensor)
+
+
 def _identity(t):
     """Csx tensors over one value are one tensor in a checkpoint (tied weights, whose state_dict entries are aliases)."""
     from ..core.tensor import CsxTensor
@@ -202,7 +208,7 @@ def _register_with_storage() -> None:
     """Checkpoints and the creation functions learn about csx tensors, once a process."""
     from ..storage import register_tensor_resolver, set_full_factory
 
-    register_tensor_resolver(_value_for_checkpoint, identity=_identity)
+    register_tensor_resolver(_value_for_checkpoint, identity=_identity, owns=_is_csx)
     set_full_factory(_full)
 
 

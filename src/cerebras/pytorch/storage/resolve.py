@@ -11,12 +11,13 @@ from .deferred import DeferredFill, DeferredFullTensor, DeferredTensor
 class _Resolver(NamedTuple):
     resolve: Callable[[torch.Tensor], "torch.Tensor | DeferredFill | None"]
     identity: Callable[[torch.Tensor], Hashable | None] | None
+    owns: Callable[[torch.Tensor], bool] | None
 
 
 _resolvers: list[_Resolver] = []
 
 
-def register_tensor_resolver(resolve, identity=None) -> Callable[[], None]:
+def register_tensor_resolver(resolve, identity=None, owns=None) -> Callable[[], None]:
     """Registers a function that gives `save` the values of tensors it owns. The latest registered is asked first.
 
     Args:
@@ -24,11 +25,13 @@ def register_tensor_resolver(resolve, identity=None) -> Callable[[], None]:
             Called once for each stored tensor, just before its bytes are written.
         identity: takes a tensor; returns a hashable that is equal for tensors with the same memory, or None. It lets
             `save` store such tensors once without fetching them. By default only the same object is the same.
+        owns: takes a tensor; tells whether it may be one of the resolver's own, so that others are checked before
+            anything is written. By default any may be.
 
     Returns:
         A function that undoes the registration.
     """
-    entry = _Resolver(resolve, identity)
+    entry = _Resolver(resolve, identity, owns)
     _resolvers.append(entry)
     return lambda: _resolvers.remove(entry) if entry in _resolvers else None
 
@@ -57,6 +60,6 @@ def identity_of(tensor: torch.Tensor) -> Hashable | None:
     return None
 
 
-def has_resolvers() -> bool:
-    """Whether any resolver is registered."""
-    return bool(_resolvers)
+def may_be_resolved(tensor: torch.Tensor) -> bool:
+    """Whether a registered resolver may own the tensor."""
+    return any(entry.owns is None or entry.owns(tensor) for entry in _resolvers)

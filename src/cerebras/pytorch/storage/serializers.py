@@ -48,7 +48,7 @@ from .deferred import (
     filled,
 )
 from .memory import in_threads, short_lived
-from .resolve import has_resolvers, identity_of, resolve_tensor
+from .resolve import identity_of, may_be_resolved, resolve_tensor
 
 _cache_deferred = contextvars.ContextVar("cache_deferred_tensors", default=False)
 
@@ -158,9 +158,6 @@ def _refusal(leaf: tree.Leaf, mend: str) -> LeafError:
     )
 
 
-_ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  # never a resolver's own
-
-
 def _check_tensor(leaf: tree.Leaf) -> None:
     tensor, place = leaf.value, tree.where(leaf.path)
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -169,7 +166,7 @@ def _check_tensor(leaf: tree.Leaf) -> None:
         raise LeafError(f"{place} is a tensor of layout {tensor.layout}. Instead: save value.to_dense() or its parts.")
     if tensor.dtype not in RTFX_DTYPES and str(tensor.dtype) not in DTYPES:
         raise LeafError(f"{place} is a tensor of {tensor.dtype}, which a checkpoint cannot hold. Instead: convert it.")
-    if isinstance(tensor, DeferredTensor) or has_resolvers() and type(tensor) not in _ORDINARY:
+    if isinstance(tensor, DeferredTensor) or may_be_resolved(tensor):
         return
     if tensor.is_meta:
         raise ValueError(f"{place} is on the meta device and has no values to save")
