@@ -108,9 +108,6 @@ class CSXBackend(Backend):
     def retrace_every_iteration(self) -> bool:
         return backends.csx.debug.retrace_every_iteration if self._retrace is None else self._retrace
 
-    def to_cpu(self, tensor):
-        return tensor.detach().cpu()
-
     def setup_model(self, model):
         from ..core.transfer import move_to_csx
 

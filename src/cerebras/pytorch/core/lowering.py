@@ -76,13 +76,10 @@ def _addcdiv(node, base, a, b, value=1):
     return base + _plain(value, base.dtype) * (a / b)
 
 
-def _filled(shape_of):
-    def rule(node, *args, **kwargs):
-        value = next(v for v in args if isinstance(v, _Lifted))
-        val = node.meta["val"]
-        return aten.expand.default(value.to(val.dtype), list(val.shape)).clone().to(val.dtype)
-
-    return rule
+def _filled(node, *args, **kwargs):
+    value = next(v for v in args if isinstance(v, _Lifted))
+    val = node.meta["val"]
+    return aten.expand.default(value.to(val.dtype), list(val.shape)).clone().to(val.dtype)
 
 
 def _clamp(node, x, low=None, high=None):
@@ -110,11 +107,11 @@ RULES = {
     "lerp": _lerp,
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
-    "fill": _filled(0),
-    "full": _filled(0),
-    "full_like": _filled(0),
-    "new_full": _filled(0),
-    "scalar_tensor": _filled(0),
+    "fill": _filled,
+    "full": _filled,
+    "full_like": _filled,
+    "new_full": _filled,
+    "scalar_tensor": _filled,
     "clamp": _clamp,
     "clamp_min": lambda node, x, low: _clamp(node, x, low),
     "clamp_max": lambda node, x, high: _clamp(node, x, None, high),

@@ -293,7 +293,6 @@ class HostProgram:
         self.tensor = torch.zeros(max(len(outputs), 1), dtype=torch.float64)
         self.values = self.tensor.numpy()
         self.values[: len(outputs)] = [float(n.hint) for n in outputs]
-        self._leaf_values = [0.0] * len(scalars.leaves)
         self._last: tuple | None = None
         self._compile()
 
